@@ -1,0 +1,40 @@
+// The first start: a tenant and its full-access key, so that there is somebody to be.
+import type { Store } from '../store/orm.ts';
+import { newId } from '../store/id.ts';
+import { createKey, newToken } from './keys.ts';
+
+/** Serialises first starts of several processes; any constant of our own. */
+const FIRST_TENANT_LOCK = 7_245_178_302;
+
+export interface FirstTenant {
+  readonly tenantId: string;
+  /** The token, when it was made now; null when the tenant existed: a token is shown once. */
+  readonly token: string | null;
+  readonly generated: boolean;
+}
+
+/**
+ * Makes the first tenant when there is none. `apiKey` (MAILSTEAD_API_KEY) becomes its key; absent:
+ * one is generated. Does nothing when any tenant exists.
+ */
+export async function ensureFirstTenant(store: Store, apiKey: string | null): Promise<FirstTenant> {
+  return store.transact(async (client) => {
+    await client.query('select pg_advisory_xact_lock($1)', [FIRST_TENANT_LOCK]);
+    const { rows } = await client.query<{ id: string }>(
+      'select id from tenant order by id limit 1',
+    );
+    const existing = rows[0];
+    if (existing !== undefined) return { tenantId: existing.id, token: null, generated: false };
+    const tenantId = newId();
+    const token = apiKey ?? newToken();
+    await client.query('insert into tenant (id, name) values ($1, $2)', [tenantId, 'first']);
+    await createKey(client, {
+      tenantId,
+      name: 'first key',
+      token,
+      permission: 'full_access',
+      domainId: null,
+    });
+    return { tenantId, token, generated: apiKey === null };
+  });
+}

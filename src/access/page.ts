@@ -1,0 +1,58 @@
+// Pages of a list, newest first. A page is a range of ids, which sort by creation, so a walk never repeats
+// or skips an item that was there when it began, however many are added meanwhile, and costs the
+// same at any depth.
+import { isUuid } from '../store/id.ts';
+import { refuseFields } from './refusal.ts';
+
+/** `after` and `before` are ids of an item of the list, exclusive; never both. */
+export interface PageRequest {
+  readonly limit: number | undefined;
+  readonly after: string | undefined;
+  readonly before: string | undefined;
+}
+
+const PAGE_DEFAULT = 20;
+export const PAGE_MAX = 100;
+
+export interface Cursor {
+  readonly limit: number;
+  readonly after: string | null;
+  readonly before: string | null;
+}
+
+/** The page request with its defaults. Throws a Refusal for a bad limit or cursor. */
+export function checkPage(page: PageRequest): Cursor {
+  const { limit = PAGE_DEFAULT, after = null, before = null } = page;
+  const issues = [
+    ...(Number.isInteger(limit) && limit >= 1 && limit <= PAGE_MAX
+      ? []
+      : [{ path: 'limit', message: `\`limit\` must be a whole number from 1 to ${PAGE_MAX}.` }]),
+    ...(after === null || isUuid(after)
+      ? []
+      : [{ path: 'after', message: '`after` must be the id of an item of this list.' }]),
+    ...(before === null || isUuid(before)
+      ? []
+      : [{ path: 'before', message: '`before` must be the id of an item of this list.' }]),
+    ...(after === null || before === null
+      ? []
+      : [{ path: 'before', message: 'Give `after` or `before`, not both.' }]),
+  ];
+  if (issues.length > 0) throw refuseFields(issues);
+  return { limit, after, before };
+}
+
+/** A cursor that names nothing in the list is a mistake of the caller, not an empty page. */
+export function refuseCursor(cursor: Cursor): never {
+  const path = cursor.after === null ? 'before' : 'after';
+  throw refuseFields([{ path, message: `\`${path}\` is not the id of an item of this list.` }]);
+}
+
+/** Cuts what was read with one more than asked for into a page, newest first. */
+export function toPage<T>(rows: readonly T[], cursor: Cursor): { items: T[]; hasMore: boolean } {
+  const items = rows.slice(0, cursor.limit);
+  return {
+    items: cursor.before === null ? items : items.toReversed(),
+    hasMore: rows.length > cursor.limit,
+  };
+}
+

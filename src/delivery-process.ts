@@ -1,0 +1,53 @@
+// A delivery worker in a process of its own. The parent says over IPC what to work with and when to look
+// or stop; we say what now waits for a clock. When the parent is gone we are gone, at once: the next
+// start takes over what we held, and two must never hold the same.
+import { composeDelivery, type DeliverySetup, type RunningWorker } from './compose-delivery.ts';
+import { createLogger } from './log.ts';
+import type { Waiting } from './queue/settle.ts';
+
+export type ToWorker =
+  | { readonly type: 'setup'; readonly setup: DeliverySetup }
+  | { readonly type: 'nudge' }
+  | { readonly type: 'stop' };
+export type FromWorker =
+  | { readonly type: 'ready' }
+  | { readonly type: 'waiting'; readonly waiting: readonly { lane: string; dueAtMs: number }[] };
+
+process.on('disconnect', () => process.exit(1));
+// The terminal's Ctrl-C reaches the whole group; the parent decides when we stop.
+process.on('SIGINT', () => undefined);
+process.on('SIGTERM', () => undefined);
+
+const say = (message: FromWorker): void => void process.send?.(message);
+let working: Promise<RunningWorker> | null = null;
+
+async function run(setup: DeliverySetup): Promise<RunningWorker> {
+  const log = createLogger({ level: setup.logLevel, name: 'delivery', mode: setup.mode });
+  const worker = await composeDelivery(setup, {
+    log,
+    onWaiting: (waiting: readonly Waiting[]) =>
+      say({
+        type: 'waiting',
+        waiting: waiting.map(({ lane, dueAt }) => ({ lane, dueAtMs: dueAt.getTime() })),
+      }),
+  });
+  say({ type: 'ready' });
+  return worker;
+}
+
+process.on('message', (message: ToWorker) => {
+  if (message.type === 'setup') {
+    working = run(message.setup);
+    working.catch((error: unknown) => {
+      console.error(error);
+      process.exit(1);
+    });
+  } else if (message.type === 'nudge') {
+    void working?.then((worker) => worker.nudge());
+  } else {
+    void (working ?? Promise.resolve(null)).then(async (worker) => {
+      await worker?.stop();
+      process.exit(0);
+    });
+  }
+});

@@ -1,0 +1,286 @@
+// One attempt at one delivery: load the bytes, sign them, find the next hop, converse, and say what
+// came of it. The claim has already stored the attempt, so a crash anywhere here costs one retry.
+//
+// A reply is a value. An unknown failure defers. Only a 5yz about this sender, recipient or message
+// bounces; trouble with the host itself (connect, greeting, EHLO, TLS, AUTH) tries the next host and
+// then defers. Lost after the final dot is `unknown`. A fault of our own that no retry can mend is
+// `failed`, the dead letter.
+import { classifyReply } from '../mail/outcome.ts';
+import { parseReply } from '../mail/reply.ts';
+import { mintReturnPathLocal } from '../mail/return-path.ts';
+import type { Signer } from '../domains/lookup.ts';
+import type { ClaimedDelivery } from '../queue/claim.ts';
+import type { Evidence, Verdict } from '../queue/settle.ts';
+import type { BlobStore } from '../store/blob.ts';
+import { findNextHops, type NextHopDependencies } from './next-hop.ts';
+import { openSession, type Failure, type Session, type Target } from './session.ts';
+
+export interface AttemptDependencies {
+  readonly nextHops: NextHopDependencies;
+  readonly blobs: BlobStore;
+  readonly signerOf: (tenantId: string, domainId: string) => Promise<Signer | null>;
+  readonly sign: (message: Buffer, signer: Signer, signedAt: Date) => Promise<Buffer>;
+  readonly checkPeer: (
+    address: string,
+  ) => { readonly ok: true } | { readonly ok: false; readonly reason: string };
+  readonly returnPath: { readonly key: Buffer; readonly keyId: string; readonly hostname: string };
+  /** Called before the final dot of this delivery leaves. */
+  readonly onDot: (delivery: ClaimedDelivery) => void;
+}
+
+/** What an attempt came to; the delay of a retry is the queue's business. */
+export interface Decided {
+  readonly verdict: Verdict;
+  readonly evidence: Evidence;
+}
+
+/** A connection that a track keeps between attempts. */
+export interface Line {
+  session: Session | null;
+}
+
+/** RFC 5321 does not say; Postfix and the large providers' own limits are near this. */
+const MESSAGES_PER_SESSION_MAX = 100;
+/** Peers whose STARTTLS is broken: plaintext is used without asking again for a while. */
+const BROKEN_TLS_MAX = 1_000;
+const brokenTls = new Set<string>();
+
+const noEvidence: Evidence = {
+  cause: null,
+  stage: null,
+  host: null,
+  address: null,
+  port: null,
+  tls: null,
+  code: null,
+  enhanced: null,
+  reply: null,
+};
+
+const decided = (verdict: Verdict, evidence: Partial<Evidence>): Decided => ({
+  verdict,
+  evidence: { ...noEvidence, ...evidence },
+});
+
+/** Attempts the delivery over the line's session or a new one. Throws only for faults of our own. */
+export async function attempt(
+  d: AttemptDependencies,
+  line: Line,
+  delivery: ClaimedDelivery,
+): Promise<Decided> {
+  const prepared = await prepare(d, delivery);
+  if ('verdict' in prepared) return prepared;
+  if (line.session !== null && !isReusable(line.session)) drop(line);
+  if (line.session !== null) {
+    const over = await sendOver(d, { session: line.session, delivery, prepared });
+    // A kept connection may have been closed while idle: that says nothing about the peer.
+    if (over !== 'stale') return over;
+    drop(line);
+  }
+  const hops = await findNextHops(d.nextHops, delivery.lane);
+  if (hops.kind === 'none') {
+    return decided(hops.permanent ? 'bounced' : 'deferred', {
+      cause: hops.cause,
+      stage: 'dns',
+      enhanced: hops.enhanced,
+      reply: hops.message,
+    });
+  }
+  return converse(d, line, { targets: hops.targets, delivery, prepared });
+}
+
+interface Prepared {
+  readonly chunks: readonly Buffer[];
+  readonly sizeBytes: number;
+  readonly mailFrom: string;
+}
+
+/** The bytes as they will be sent: equal on every attempt, since every part of them is. */
+async function prepare(
+  d: AttemptDependencies,
+  delivery: ClaimedDelivery,
+): Promise<Prepared | Decided> {
+  const raw =
+    delivery.raw ?? (delivery.blobKey === null ? null : await d.blobs.get(delivery.blobKey));
+  if (raw === null) {
+    return decided('failed', {
+      cause: 'message_missing',
+      reply: 'The message bytes are missing from the blob store.',
+    });
+  }
+  const signer =
+    delivery.signingDomainId === null
+      ? null
+      : await d.signerOf(delivery.tenantId, delivery.signingDomainId);
+  if (signer === null || signer.keys.length === 0) {
+    return decided('failed', {
+      cause: 'sender_domain_unverified',
+      reply: 'The domain of `from` no longer exists, so the message cannot be signed.',
+    });
+  }
+  const signatures = await d.sign(raw, signer, delivery.createdAt);
+  const local = mintReturnPathLocal({
+    emailId: delivery.emailId,
+    position: delivery.position,
+    key: d.returnPath.key,
+    keyId: d.returnPath.keyId,
+  });
+  const host =
+    signer.domain === delivery.fromDomain
+      ? `${signer.returnPathLabel}.${signer.domain}`
+      : d.returnPath.hostname;
+  return {
+    chunks: [signatures, raw],
+    sizeBytes: signatures.length + raw.length,
+    mailFrom: `${local}@${host}`,
+  };
+}
+
+const isReusable = (session: Session): boolean =>
+  session.isOpen() && session.sent < MESSAGES_PER_SESSION_MAX;
+
+function drop(line: Line): void {
+  line.session?.close();
+  line.session = null;
+}
+
+async function converse(
+  d: AttemptDependencies,
+  line: Line,
+  about: {
+    readonly targets: readonly Target[];
+    readonly delivery: ClaimedDelivery;
+    readonly prepared: Prepared;
+  },
+): Promise<Decided> {
+  let last: { target: Target; failure: Failure } | null = null;
+  for (const target of about.targets) {
+    const opened = await open(d, target);
+    if ('cause' in opened) {
+      last = { target, failure: opened };
+      continue;
+    }
+    line.session = opened;
+    const result = await sendOver(d, { session: opened, ...about });
+    if (result !== 'stale') return result;
+    drop(line);
+    last = {
+      target,
+      failure: {
+        stage: 'mail',
+        cause: 'connection_lost',
+        reply: null,
+        message: 'the peer closed the connection',
+      },
+    };
+  }
+  if (last === null) return decided('deferred', { cause: 'no_usable_host', stage: 'dns' });
+  return fromFailure('deferred', last.target, last.failure);
+}
+
+/** Opens a session; where TLS is a wish and fails, the same host is asked again without it. */
+async function open(d: AttemptDependencies, wanted: Target): Promise<Session | Failure> {
+  const mayBePlain = wanted.tls === 'opportunistic';
+  const target =
+    mayBePlain && brokenTls.has(wanted.address) ? { ...wanted, tls: 'never' as const } : wanted;
+  const checkPeer = target.trusted ? () => ({ ok: true }) as const : d.checkPeer;
+  const opened = await openSession(target, checkPeer);
+  if (!('cause' in opened) || opened.stage !== 'tls' || !mayBePlain || target.tls === 'never') {
+    return opened;
+  }
+  const plain = await openSession({ ...target, tls: 'never' }, checkPeer);
+  if (!('cause' in plain)) {
+    if (brokenTls.size >= BROKEN_TLS_MAX) brokenTls.clear();
+    brokenTls.add(target.address);
+  }
+  return plain;
+}
+
+async function sendOver(
+  d: AttemptDependencies,
+  about: {
+    readonly session: Session;
+    readonly delivery: ClaimedDelivery;
+    readonly prepared: Prepared;
+  },
+): Promise<Decided | 'stale'> {
+  const { session, delivery, prepared } = about;
+  const { target } = session;
+  const via = {
+    host: target.host,
+    address: target.address,
+    port: target.port,
+    tls: session.tls,
+  };
+  if (delivery.needsSmtpUtf8 && !session.supportsSmtpUtf8) {
+    return decided('bounced', {
+      ...via,
+      cause: 'smtputf8_unsupported',
+      stage: 'mail',
+      enhanced: '5.6.7',
+      reply: 'The host does not take internationalized addresses (SMTPUTF8).',
+    });
+  }
+  const isFirst = session.sent === 0;
+  const result = await session.send({
+    mailFrom: prepared.mailFrom,
+    rcptTo: delivery.recipient,
+    chunks: prepared.chunks,
+    sizeBytes: prepared.sizeBytes,
+    onDot: () => d.onDot(delivery),
+  });
+  if (result.kind === 'accepted') {
+    const reply = parseReply(result.reply);
+    return decided('delivered', {
+      ...via,
+      stage: 'dot',
+      code: reply?.code ?? null,
+      enhanced: reply?.enhanced ?? null,
+      reply: result.reply,
+    });
+  }
+  if (result.kind === 'lost') {
+    if (result.dotSent) {
+      return decided('unknown', {
+        ...via,
+        cause: 'unknown_after_dot',
+        stage: 'dot',
+        reply: `The connection broke after the final dot: ${result.message}`,
+      });
+    }
+    if (!isFirst) return 'stale';
+    return { ...fromFailure('deferred', target, result, session.tls) };
+  }
+  const reply = result.reply === null ? null : parseReply(result.reply);
+  const permanent =
+    reply === null
+      ? result.cause === 'message_refused'
+      : classifyReply(reply, result.stage) === 'permanent';
+  return fromFailure(permanent ? 'bounced' : 'deferred', target, result, session.tls);
+}
+
+function fromFailure(
+  verdict: Verdict,
+  target: Target,
+  failure: Failure,
+  tls: string | null = null,
+): Decided {
+  const reply = failure.reply === null ? null : parseReply(failure.reply);
+  const cause =
+    failure.cause !== 'reply'
+      ? failure.cause
+      : verdict === 'bounced'
+        ? 'peer_permanent'
+        : 'peer_transient';
+  return decided(verdict, {
+    cause,
+    stage: failure.stage,
+    host: target.host,
+    address: target.address,
+    port: target.port,
+    tls,
+    code: reply?.code ?? null,
+    enhanced: reply?.enhanced ?? null,
+    reply: failure.reply ?? failure.message,
+  });
+}

@@ -1,0 +1,297 @@
+// One SMTP session over nodemailer's SMTPConnection, each step as one awaited call. Whatever a peer
+// says or fails to say comes back as a value. This is the only file that knows the engine.
+//
+// After `send` returned kind `lost` the session is closed. `dotSent` tells the two losses apart: before
+// the final dot nobody has the message; after it, nobody knows (RFC 1047).
+import { connect, type Socket } from 'node:net';
+import { Readable } from 'node:stream';
+import type { TLSSocket } from 'node:tls';
+import SMTPConnection from 'nodemailer/lib/smtp-connection';
+import type { Stage } from '../mail/reply.ts';
+
+/** How much encryption the session needs. */
+export type TlsNeed = 'never' | 'opportunistic' | 'required' | 'implicit';
+
+export interface Target {
+  /** The name we meant to reach: for TLS, logs and evidence. */
+  readonly host: string;
+  readonly address: string;
+  readonly port: number;
+  readonly tls: TlsNeed;
+  /** Whether the certificate must be valid for `host`. */
+  readonly verify: boolean;
+  readonly login: { readonly user: string; readonly pass: string } | null;
+  /** Our name in EHLO. */
+  readonly helloName: string;
+  /** Named by the operator, so private addresses are fine. */
+  readonly trusted: boolean;
+}
+
+/** The reply as it came, with its stage; null text: none came, `cause` says why. */
+export interface Failure {
+  readonly stage: Stage;
+  readonly cause: string;
+  readonly reply: string | null;
+  readonly message: string;
+}
+
+export type SendResult =
+  | { readonly kind: 'accepted'; readonly reply: string }
+  | ({ readonly kind: 'refused' } & Failure)
+  | ({ readonly kind: 'lost'; readonly dotSent: boolean } & Failure);
+
+export interface Session {
+  readonly target: Target;
+  /** Protocol and cipher, or null in plaintext. */
+  readonly tls: string | null;
+  readonly supportsSmtpUtf8: boolean;
+  /** Messages sent so far. */
+  readonly sent: number;
+  /** False once it was closed, by us or by the peer. */
+  isOpen(): boolean;
+  send(message: {
+    readonly mailFrom: string;
+    readonly rcptTo: string;
+    readonly chunks: readonly Buffer[];
+    readonly sizeBytes: number;
+    /** Called once, before the final dot is handed to the socket. */
+    readonly onDot: () => void;
+  }): Promise<SendResult>;
+  close(): void;
+}
+
+// RFC 5321 §4.5.3.2 asks for 5 minutes a command and 10 after the final dot. nodemailer has one idle
+// timer for all of them, so it is the longest: a timeout in the last phase makes duplicates.
+const CONNECT_TIMEOUT_MS = 30_000;
+const GREETING_TIMEOUT_MS = 60_000;
+const IDLE_TIMEOUT_MS = 600_000;
+const SLICE_BYTES = 64 * 1024;
+
+/** Resolves with a session that is ready for MAIL, or with the failure that prevented it. */
+export async function openSession(
+  target: Target,
+  checkPeer: (address: string) => { ok: true } | { ok: false; reason: string },
+): Promise<Session | Failure> {
+  const dialled = await dial(target);
+  if ('cause' in dialled) return dialled;
+  // The address was checked before dialling; what answered is checked again.
+  const peer = checkPeer(dialled.remoteAddress ?? target.address);
+  if (!peer.ok) {
+    dialled.destroy();
+    return failure('connect', 'address_refused', null, `address refused: ${peer.reason}`);
+  }
+  const connection = new SMTPConnection({
+    connection: dialled,
+    host: target.host,
+    port: target.port,
+    name: target.helloName,
+    secure: target.tls === 'implicit',
+    requireTLS: target.tls === 'required',
+    ignoreTLS: target.tls === 'never',
+    greetingTimeout: GREETING_TIMEOUT_MS,
+    connectionTimeout: GREETING_TIMEOUT_MS,
+    socketTimeout: IDLE_TIMEOUT_MS,
+    tls: { rejectUnauthorized: target.verify, minVersion: 'TLSv1.2', servername: target.host },
+  });
+  const opened = await greet(connection, target);
+  if (opened !== null) {
+    connection.close();
+    return opened;
+  }
+  return createSession(connection, target, dialled);
+}
+
+const failure = (
+  stage: Stage,
+  cause: string,
+  reply: string | null,
+  message: string,
+): Failure => ({ stage, cause, reply, message });
+
+function dial(target: Target): Promise<Socket | Failure> {
+  return new Promise((resolve) => {
+    const socket = connect({ host: target.address, port: target.port, noDelay: true });
+    const timer = setTimeout(() => {
+      socket.destroy();
+      resolve(failure('connect', 'connect_timeout', null, 'no connection within 30 s'));
+    }, CONNECT_TIMEOUT_MS);
+    const onError = (error: NodeJS.ErrnoException): void => {
+      clearTimeout(timer);
+      const cause = error.code === 'ECONNREFUSED' ? 'connect_refused' : 'connect_failed';
+      resolve(failure('connect', cause, null, `connection failed: ${error.code ?? error.message}`));
+    };
+    socket.once('error', onError);
+    socket.once('connect', () => {
+      clearTimeout(timer);
+      socket.removeListener('error', onError);
+      resolve(socket);
+    });
+  });
+}
+
+/** What nodemailer's errors carry beyond Error. */
+interface EngineError extends Error {
+  readonly code?: string | undefined;
+  readonly response?: string | undefined;
+  readonly command?: string | undefined;
+}
+
+function greet(connection: SMTPConnection, target: Target): Promise<Failure | null> {
+  return new Promise((resolve) => {
+    const onError = (error: EngineError): void => resolve(describe(error, stageOf(error, true)));
+    connection.once('error', onError);
+    connection.connect((error?: EngineError | null) => {
+      if (error) return onError(error);
+      if (target.login === null) {
+        connection.removeListener('error', onError);
+        return resolve(null);
+      }
+      const { user, pass } = target.login;
+      connection.login({ user, pass }, (loginError: EngineError | null) => {
+        connection.removeListener('error', onError);
+        resolve(loginError ? describe(loginError, 'auth') : null);
+      });
+    });
+  });
+}
+
+/** The phase that an engine error belongs to, from its code and the command it names. */
+function stageOf(error: EngineError, isOpening: boolean): Stage {
+  if (error.code === 'ETLS') return 'tls';
+  if (error.code === 'EAUTH') return 'auth';
+  if (error.code === 'EMESSAGE') return error.command === 'MAIL FROM' ? 'mail' : 'dot';
+  switch (error.command) {
+    case 'EHLO':
+    case 'HELO':
+      return 'ehlo';
+    case 'STARTTLS':
+      return 'tls';
+    case 'MAIL FROM':
+      return 'mail';
+    case 'RCPT TO':
+      return 'rcpt';
+    case 'DATA':
+      return 'data';
+    default:
+      return isOpening ? 'greeting' : 'data';
+  }
+}
+
+function describe(error: EngineError, stage: Stage): Failure {
+  const reply = error.response ?? null;
+  if (reply !== null) return failure(stage, 'reply', reply, reply);
+  const cause =
+    error.code === 'ETLS' ? 'tls_failed' : error.code === 'EAUTH' ? 'auth_failed' : 'connection_lost';
+  return failure(stage, cause, null, error.message);
+}
+
+function createSession(connection: SMTPConnection, target: Target, dialled: Socket): Session {
+  const socket = (connection as unknown as { _socket: Socket | TLSSocket })._socket;
+  const extensions = (connection as unknown as { _supportedExtensions: readonly string[] })
+    ._supportedExtensions;
+  let isOpen = true;
+  let sent = 0;
+  connection.on('error', () => {
+    isOpen = false;
+  });
+  connection.once('end', () => {
+    isOpen = false;
+  });
+  dialled.once('close', () => {
+    isOpen = false;
+  });
+  const close = (): void => {
+    if (isOpen) connection.quit();
+    isOpen = false;
+    // A peer that ignores QUIT must not hold the socket.
+    setTimeout(() => connection.close(), 1_000).unref();
+  };
+  return {
+    target,
+    tls: describeTls(socket),
+    supportsSmtpUtf8: extensions.includes('SMTPUTF8'),
+    get sent() {
+      return sent;
+    },
+    isOpen: () => isOpen,
+    close,
+    async send(message) {
+      sent += 1;
+      let dotSent = false;
+      const body = source(message.chunks, () => {
+        dotSent = true;
+        message.onDot();
+      });
+      const result = await new Promise<SendResult>((resolve) => {
+        connection.send(
+          { from: message.mailFrom, to: [message.rcptTo], size: message.sizeBytes },
+          body,
+          (error, info) => {
+            if (!error) resolve({ kind: 'accepted', reply: info.response });
+            else resolve(toResult(error as EngineError, dotSent));
+          },
+        );
+      });
+      if (result.kind === 'lost') connection.close();
+      else if (result.kind === 'refused' && result.stage !== 'dot') await reset();
+      return result;
+    },
+  };
+
+  /** Ends the refused transaction; a session that cannot is given up. */
+  function reset(): Promise<void> {
+    if (!isOpen) return Promise.resolve();
+    return new Promise((resolve) => {
+      connection.once('end', resolve);
+      connection.reset((error) => {
+        connection.removeListener('end', resolve);
+        if (error) connection.close();
+        resolve();
+      });
+    });
+  }
+}
+
+function toResult(error: EngineError, dotSent: boolean): SendResult {
+  const about = describe(error, dotSent ? 'dot' : stageOf(error, false));
+  // A reply to the dot is an answer even when the connection then broke.
+  if (about.reply !== null && (error.code === 'EENVELOPE' || error.code === 'EMESSAGE')) {
+    return { kind: 'refused', ...about };
+  }
+  if (about.reply !== null && !dotSent) return { kind: 'refused', ...about };
+  if (error.code === 'EMESSAGE' || error.code === 'EENVELOPE') {
+    return { kind: 'refused', ...about, cause: 'message_refused' }; // too large for SIZE, or not sendable
+  }
+  return { kind: 'lost', dotSent, ...about };
+}
+
+function describeTls(socket: Socket | TLSSocket): string | null {
+  if (!('getCipher' in socket)) return null;
+  return `${socket.getProtocol() ?? 'TLS'} ${socket.getCipher().name}`;
+}
+
+/** The message in slices, and the last thing before its end is to call `onDot`. */
+function source(chunks: readonly Buffer[], onDot: () => void): Readable {
+  let chunk = 0;
+  let offset = 0;
+  return new Readable({
+    highWaterMark: SLICE_BYTES,
+    read() {
+      const current = chunks[chunk];
+      if (current === undefined) {
+        onDot();
+        this.push(null);
+        return;
+      }
+      const end = Math.min(offset + SLICE_BYTES, current.length);
+      const slice = current.subarray(offset, end);
+      if (end === current.length) {
+        chunk += 1;
+        offset = 0;
+      } else {
+        offset = end;
+      }
+      this.push(slice);
+    },
+  });
+}

@@ -1,0 +1,65 @@
+// Gathers decided attempts and settles them in batches. While the database is away it keeps what it
+// has (the journal has it too) and tries again; the worker reads `isBehind` and begins nothing new.
+import type { Logger } from '../log.ts';
+import { settle, type Settlement, type Waiting } from '../queue/settle.ts';
+import type { Store } from '../store/orm.ts';
+import type { Journal } from './journal.ts';
+
+const BATCH_MAX = 200;
+/** What is decided within this time settles together. */
+const GATHER_MS = 5;
+const RETRY_MS = 500;
+
+export interface Settler {
+  add(settlement: Settlement): void;
+  /** True while the database does not take results. */
+  isBehind(): boolean;
+  /** Resolves when everything added so far is stored. */
+  drain(): Promise<void>;
+}
+
+export function createSettler(options: {
+  readonly store: Store;
+  readonly journal: Journal;
+  readonly log: Logger;
+  readonly onSettled: (batch: readonly Settlement[], waiting: readonly Waiting[]) => void;
+}): Settler {
+  const { store, journal, log } = options;
+  const queue: Settlement[] = [];
+  let running: Promise<void> | null = null;
+  let behind = false;
+
+  const sleep = (ms: number): Promise<void> => new Promise((resolve) => setTimeout(resolve, ms));
+
+  const run = async (): Promise<void> => {
+    await sleep(GATHER_MS);
+    while (queue.length > 0) {
+      const batch = queue.slice(0, BATCH_MAX);
+      try {
+        const { fenced, waiting } = await settle(store, batch);
+        if (fenced > 0) log.warn({ fenced }, 'results came after their lease was gone');
+        queue.splice(0, batch.length);
+        journal.settled(batch);
+        behind = false;
+        options.onSettled(batch, waiting);
+      } catch (error) {
+        if (!behind) log.warn({ err: error }, 'results cannot be stored now; trying again');
+        behind = true;
+        await sleep(RETRY_MS);
+      }
+    }
+  };
+
+  return {
+    add(settlement) {
+      queue.push(settlement);
+      running ??= run().finally(() => {
+        running = null;
+      });
+    },
+    isBehind: () => behind,
+    async drain() {
+      while (running !== null) await running;
+    },
+  };
+}

@@ -1,0 +1,100 @@
+// Answers, from short-lived caches, what accepting and delivering ask about domains on every email:
+// may this tenant send from that name, and with which keys is it signed.
+import { createPrivateKey } from 'node:crypto';
+import type { Pool } from 'pg';
+import type { DkimKey } from '../mail/dkim.ts';
+import { unseal } from '../store/seal.ts';
+import { sealContext } from './create.ts';
+
+export interface SendingDomainFacts {
+  readonly id: string;
+  readonly name: string;
+  readonly status: string;
+  readonly sending: boolean;
+}
+
+export interface Signer {
+  readonly domain: string;
+  /** The label in front of `domain` where bounces come home. */
+  readonly returnPathLabel: string;
+  /** RSA first. */
+  readonly keys: readonly DkimKey[];
+}
+
+/** How long a domain that was just verified or deleted may still be seen as it was. */
+const DOMAIN_CACHE_MS = 1_000;
+const KEY_CACHE_MS = 60_000;
+const ENTRIES_MAX = 10_000;
+
+/** A bounded cache of promises: equal questions at one time are asked once; failures are not kept. */
+function remember<T>(
+  ageMaxMs: number,
+  ask: (key: string) => Promise<T>,
+): { get(key: string): Promise<T> } {
+  const entries = new Map<string, { until: number; value: Promise<T> }>();
+  return {
+    get(key) {
+      const now = Date.now();
+      const entry = entries.get(key);
+      if (entry !== undefined && entry.until > now) return entry.value;
+      entries.delete(key);
+      if (entries.size >= ENTRIES_MAX) entries.delete(entries.keys().next().value!);
+      const value = ask(key);
+      entries.set(key, { until: now + ageMaxMs, value });
+      value.catch(() => entries.delete(key));
+      return value;
+    },
+  };
+}
+
+export interface DomainLookup {
+  /** The tenant's domain of this name (A-labels, lower case), or null. */
+  sendingDomain(tenantId: string, name: string): Promise<SendingDomainFacts | null>;
+  /** Who signs for a domain, or null when the domain is gone. */
+  signer(tenantId: string, domainId: string): Promise<Signer | null>;
+}
+
+export function createDomainLookup(pool: Pool, sealingKey: Buffer): DomainLookup {
+  const domains = remember(DOMAIN_CACHE_MS, async (key) => {
+    const [tenantId, name] = key.split(' ') as [string, string];
+    const { rows } = await pool.query<SendingDomainFacts>({
+      name: 'sending-domain',
+      text: 'select id, name, status, sending from sending_domain where tenant_id = $1 and name = $2',
+      values: [tenantId, name],
+    });
+    return rows[0] ?? null;
+  });
+  const signers = remember(KEY_CACHE_MS, async (key): Promise<Signer | null> => {
+    const [tenantId, domainId] = key.split(' ') as [string, string];
+    const { rows } = await pool.query<{
+      name: string;
+      return_path_label: string;
+      selector: string;
+      algorithm: DkimKey['algorithm'];
+      private_key_sealed: Buffer;
+    }>({
+      name: 'dkim-keys',
+      text: `select d.name, d.return_path_label, k.selector, k.algorithm, k.private_key_sealed
+        from dkim_key k join sending_domain d on d.tenant_id = k.tenant_id and d.id = k.domain_id
+        where k.tenant_id = $1 and k.domain_id = $2 order by k.algorithm desc`,
+      values: [tenantId, domainId],
+    });
+    const [first] = rows;
+    if (first === undefined) return null;
+    const keys = rows.map((row) => ({
+      domain: row.name,
+      selector: row.selector,
+      algorithm: row.algorithm,
+      privateKey: createPrivateKey({
+        key: unseal(sealingKey, sealContext(domainId, row.selector), row.private_key_sealed),
+        type: 'pkcs8',
+        format: 'der',
+      }),
+    }));
+    return { domain: first.name, returnPathLabel: first.return_path_label, keys };
+  });
+  return {
+    sendingDomain: (tenantId, name) => domains.get(`${tenantId} ${name}`),
+    signer: (tenantId, domainId) => signers.get(`${tenantId} ${domainId}`),
+  };
+}

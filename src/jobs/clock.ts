@@ -1,0 +1,143 @@
+// Agenda, the clock: alarms that wake lanes and recurring upkeep. Its store never holds a message: every
+// alarm follows from rows, and a sweep sets again whatever is missing, so losing the store (or
+// dropping its tables while we run) costs at most one sweep interval. Jobs live in MongoDB when a
+// URL is given, else in Postgres.
+import { MongoBackend } from '@agendajs/mongo-backend';
+import { PostgresBackend } from '@agendajs/postgres-backend';
+import { Agenda, type AgendaBackend } from 'agenda';
+import type { Logger } from '../log.ts';
+
+export interface Recurring {
+  readonly name: string;
+  readonly everyMs: number;
+  readonly run: () => Promise<void>;
+}
+
+export interface Clock {
+  /** Asks for `onAlarm(lane)` at or soon after `dueAt`. Never throws: the sweep is the fallback. */
+  alarm(lane: string, dueAt: Date): void;
+  /** Makes sure that Agenda works and its recurring jobs exist; starts it anew when it does not. */
+  ensure(): Promise<void>;
+  stop(): Promise<void>;
+}
+
+/** Alarms of one lane within this time are one job. */
+export const BUCKET_MS = 5_000;
+const LANE_JOB = 'wake-lane';
+const POLL_MS = 1_000;
+const LOCK_MS = 90_000;
+const LOCK_LIMIT = 50;
+const POOL_MAX = 3;
+/** Alarms set recently, so that a thousand deferrals of one lane are one write. */
+const REMEMBERED_MAX = 20_000;
+const STOP_MAX_MS = 5_000;
+
+export function createClock(options: {
+  readonly databaseUrl: string;
+  readonly mongodbUrl: string | null;
+  readonly log: Logger;
+  readonly onAlarm: (lane: string) => Promise<void>;
+  readonly recurring: readonly Recurring[];
+}): Clock {
+  const { log } = options;
+  const remembered = new Set<string>();
+  let running: Agenda | null = null;
+  let starting: Promise<void> | null = null;
+  let stopped = false;
+
+  const backend = (): AgendaBackend =>
+    options.mongodbUrl === null
+      ? new PostgresBackend({
+          poolConfig: { connectionString: options.databaseUrl, max: POOL_MAX },
+          disableNotifications: true, // NOTIFY takes a database-wide lock at commit
+        })
+      : new MongoBackend({ address: options.mongodbUrl });
+
+  const start = async (): Promise<void> => {
+    const agenda = new Agenda({
+      backend: backend(),
+      processEvery: POLL_MS,
+      lockLimit: LOCK_LIMIT,
+      defaultLockLimit: LOCK_LIMIT,
+      defaultLockLifetime: LOCK_MS,
+      removeOnComplete: true,
+    });
+    agenda.on('error', (error) => log.warn({ err: error }, 'the clock has trouble'));
+    agenda.on('fail', (error: Error, job) =>
+      log.warn({ err: error, job: job.attrs.name }, 'a job failed'),
+    );
+    agenda.define<{ lane: string }>(LANE_JOB, async (job) => {
+      await options.onAlarm(job.attrs.data.lane);
+    });
+    for (const { name, run } of options.recurring) agenda.define(name, run);
+    try {
+      await agenda.start();
+      for (const { name, everyMs } of options.recurring) {
+        await agenda.every(`${everyMs} milliseconds`, name);
+      }
+      running = agenda;
+    } catch (error) {
+      await stopQuietly(agenda);
+      throw error;
+    }
+  };
+
+  const stopQuietly = async (agenda: Agenda): Promise<void> => {
+    const given = new Promise((resolve) => setTimeout(resolve, STOP_MAX_MS).unref());
+    await Promise.race([agenda.stop(true).catch(() => undefined), given]);
+  };
+
+  const check = async (agenda: Agenda): Promise<void> => {
+    // Also recreates what was deleted: `every` is an upsert by name.
+    for (const { name, everyMs } of options.recurring) {
+      await agenda.every(`${everyMs} milliseconds`, name);
+    }
+  };
+
+  const ensure = async (): Promise<void> => {
+    if (stopped) return;
+    try {
+      if (running !== null) await check(running);
+      else await start();
+    } catch (error) {
+      log.warn({ err: error }, 'the clock does not work; retries wait for the sweep meanwhile');
+      const broken = running;
+      running = null;
+      remembered.clear();
+      if (broken !== null) await stopQuietly(broken);
+    }
+  };
+
+  return {
+    alarm(lane, dueAt) {
+      // The end of the bucket: everything in it is due by then.
+      const at = Math.ceil(dueAt.getTime() / BUCKET_MS) * BUCKET_MS;
+      const key = `${lane} ${at}`;
+      if (running === null || remembered.has(key)) return;
+      if (remembered.size >= REMEMBERED_MAX) remembered.clear();
+      remembered.add(key);
+      running
+        .create(LANE_JOB, { lane, at })
+        .unique({ 'data.lane': lane, 'data.at': at })
+        .schedule(new Date(at))
+        .save()
+        .catch((error: unknown) => {
+          remembered.delete(key);
+          log.warn({ err: error, lane }, 'an alarm could not be set; the sweep sets it again');
+        });
+    },
+    ensure() {
+      starting ??= ensure().finally(() => {
+        starting = null;
+      });
+      return starting;
+    },
+    async stop() {
+      stopped = true;
+      await starting;
+      const agenda = running;
+      running = null;
+      if (agenda !== null) await stopQuietly(agenda);
+    },
+  };
+}

@@ -1,0 +1,142 @@
+// What happens by the clock, and the sweep behind it. The sweep runs on a plain timer, because it is what
+// repairs everything else: it wakes overdue deliveries, sets missing alarms, decides what lost workers
+// held, and starts Agenda again when its store was lost.
+import { readdirSync, rmSync } from 'node:fs';
+import { join } from 'node:path';
+import { isJournal, readJournal, type LostRun } from '../delivery/journal.ts';
+import type { Logger } from '../log.ts';
+import { recover, silentRuns } from '../queue/lease.ts';
+import { wake, waitingLanes } from '../queue/wake.ts';
+import { forgetOldKeys } from '../sending/idempotency.ts';
+import type { Store } from '../store/orm.ts';
+import { BUCKET_MS, createClock, type Clock } from './clock.ts';
+
+/** A worker run that has not been heard of for this long is lost. */
+const SILENCE_MAX_MS = 60_000;
+const SWEEP_MS = 30_000;
+/** Alarms are set this far ahead; what is due later is found by a later sweep. */
+const HORIZON_MS = 10 * 60_000;
+const ALARMS_MAX = 2_000;
+const KEYS_PER_RUN = 10_000;
+
+export interface Upkeep {
+  /** Sets the alarm for deliveries that now wait. */
+  alarm(lane: string, dueAt: Date): void;
+  stop(): Promise<void>;
+}
+
+export interface UpkeepOptions {
+  readonly store: Store;
+  readonly log: Logger;
+  readonly databaseUrl: string;
+  readonly mongodbUrl: string | null;
+  readonly journalFolder: string;
+  /** Deliveries became ready. */
+  readonly onReady: () => void;
+  /** Removes the oldest messages of the sink above its limit. */
+  readonly pruneSink: () => Promise<void>;
+}
+
+export async function startUpkeep(options: UpkeepOptions): Promise<Upkeep> {
+  const { store, log } = options;
+  const wakeLane = async (lane: string | null): Promise<void> => {
+    if ((await wake(store.pool, lane)) > 0) options.onReady();
+  };
+  const reap = async (): Promise<void> => {
+    for (const epoch of await silentRuns(store.pool, SILENCE_MAX_MS)) {
+      await recoverRun(options, epoch);
+    }
+  };
+  const clock: Clock = createClock({
+    databaseUrl: options.databaseUrl,
+    mongodbUrl: options.mongodbUrl,
+    log,
+    onAlarm: wakeLane,
+    recurring: [
+      { name: 'reap-lost-workers', everyMs: 15_000, run: reap },
+      {
+        name: 'forget-idempotency-keys',
+        everyMs: 600_000,
+        run: async () => void (await forgetOldKeys(store.pool, KEYS_PER_RUN)),
+      },
+      { name: 'prune-sink', everyMs: 300_000, run: options.pruneSink },
+    ],
+  });
+
+  const sweep = async (): Promise<void> => {
+    try {
+      await wakeLane(null);
+      await reap();
+      await clock.ensure();
+      const lanes = await waitingLanes(store.pool, {
+        horizonMs: HORIZON_MS,
+        bucketMs: BUCKET_MS,
+        max: ALARMS_MAX,
+      });
+      for (const { lane, dueAt } of lanes) clock.alarm(lane, dueAt);
+    } catch (error) {
+      log.warn({ err: error }, 'the sweep could not finish; the next one goes on');
+    }
+  };
+
+  let sweeping: Promise<void> = sweep();
+  await sweeping;
+  const timer = setInterval(() => {
+    sweeping = sweeping.then(sweep);
+  }, SWEEP_MS);
+  return {
+    alarm: (lane, dueAt) => clock.alarm(lane, dueAt),
+    async stop() {
+      clearInterval(timer);
+      await sweeping;
+      await clock.stop();
+    },
+  };
+}
+
+/** Decides what one lost run held, from its journal when it lies here. */
+async function recoverRun(
+  options: Pick<UpkeepOptions, 'store' | 'log' | 'journalFolder'>,
+  epoch: string,
+): Promise<void> {
+  const lost = journals(options.journalFolder).find(({ run }) => run.epoch === epoch);
+  const counts = await recover(options.store, epoch, lost?.run.traceOf ?? null);
+  if (lost !== undefined) rmSync(lost.path, { force: true });
+  options.log.warn({ epoch, ...counts }, 'a lost delivery worker was recovered');
+}
+
+/**
+ * At the start, before any worker of this data directory runs: every journal here is of a run that is
+ * gone. `endProcess` makes sure of that for one whose process may still live.
+ */
+export async function recoverLocalRuns(
+  options: Pick<UpkeepOptions, 'store' | 'log' | 'journalFolder'>,
+  endProcess: (run: LostRun) => Promise<void>,
+): Promise<void> {
+  for (const { path, run } of journals(options.journalFolder)) {
+    await endProcess(run);
+    const counts = await recover(options.store, run.epoch, run.traceOf);
+    rmSync(path, { force: true });
+    options.log.info({ epoch: run.epoch, ...counts }, 'recovered an earlier delivery worker');
+  }
+}
+
+/** After a worker process of ours died: decides at once what it held. */
+export async function recoverProcess(
+  options: Pick<UpkeepOptions, 'store' | 'log' | 'journalFolder'>,
+  pid: number,
+): Promise<void> {
+  for (const { run } of journals(options.journalFolder)) {
+    if (run.pid === pid) await recoverRun(options, run.epoch);
+  }
+}
+
+function journals(folder: string): readonly { path: string; run: LostRun }[] {
+  return readdirSync(folder)
+    .filter(isJournal)
+    .flatMap((name) => {
+      const path = join(folder, name);
+      const run = readJournal(path);
+      return run === null ? [] : [{ path, run }];
+    });
+}

@@ -1,0 +1,399 @@
+/**
+ * From the parts of an email to the bytes of its message (RFC 5322, MIME RFC 2045–2047).
+ *
+ * In: mailboxes, subject, bodies, fields and attachments that the edge has checked. Out: bytes that every later step
+ * can rely on: CRLF, 7-bit except for UTF-8 addresses (RFC 6532), body lines of at most 76, no white space at line
+ * ends, no long run of blank lines, and a body with at least one line that is not blank (the DKIM canonicaliser in
+ * use is wrong or slow on the rest). The same parts always give the same bytes. It refuses (throws) what the edge
+ * should have refused: a header that could break out of its line.
+ *
+ * Written by hand because it is the hot path: see docs/architecture.md for the numbers against MailComposer, which
+ * the test uses as its oracle.
+ */
+import assert from 'node:assert/strict';
+import { Buffer } from 'node:buffer';
+import { hash } from 'node:crypto';
+import { buildHeaderValue } from 'nodemailer/lib/mime-funcs';
+import { formatMailbox } from './address.ts';
+import type { Mailbox } from './address.ts';
+import { encodeText, foldHeader, headerSyntaxProblem, lineCharsMax } from './header.ts';
+
+export interface Attachment {
+  readonly filename: string;
+  /** With parameters, such as `text/calendar; method=REQUEST`; nonsense becomes application/octet-stream. */
+  readonly contentType: string;
+  /** Makes it part of the HTML body (`cid:`), without angle brackets; null for an ordinary attachment. */
+  readonly contentId: string | null;
+  readonly content: Buffer;
+}
+
+/** There is no Bcc: it belongs to the envelope and never reaches the wire (RFC 5322 §3.6.3). */
+export interface MessageParts {
+  readonly from: Mailbox;
+  readonly to: readonly Mailbox[];
+  readonly cc: readonly Mailbox[];
+  readonly replyTo: readonly Mailbox[];
+  readonly subject: string;
+  /** null, or empty beside an HTML body: no plain text part. */
+  readonly text: string | null;
+  readonly html: string | null;
+  /** In their order; ours (List-Unsubscribe, Feedback-ID) and the tenant's. An empty value leaves the field out. */
+  readonly headers: readonly (readonly [name: string, value: string])[];
+  /** With or without angle brackets. */
+  readonly messageId: string;
+  readonly date: Date;
+  /** Any text that is the same on every composition of this email, such as its id. */
+  readonly boundarySeed: string;
+  readonly attachments?: readonly Attachment[];
+}
+
+export interface ComposedMessage {
+  readonly raw: Buffer;
+  /** A header holds a UTF-8 address: only hosts that offer SMTPUTF8 can take the message (RFC 6531). */
+  readonly needsSmtpUtf8: boolean;
+}
+
+/** The message. Throws an AssertionError on a header that was not checked. */
+export function compose(parts: MessageParts): ComposedMessage {
+  const body = arrange(parts);
+  const out: Piece[] = [writeHeader(parts)];
+  writeEntity(out, body, 'MIME-Version: 1.0\r\n');
+  const raw = join(out);
+  const authors = [parts.from, ...parts.to, ...parts.cc, ...parts.replyTo];
+  return { raw, needsSmtpUtf8: authors.some((mailbox) => mailbox.needsSmtpUtf8) };
+}
+
+/** Text longer than this in one body part goes to base64 rather than over quoted-printable's blank lines. */
+const blankLinesMax = 100;
+const subjectWordMax = 60;
+/** Octets that base64 puts into one line of 76. */
+const base64LineOctets = 57;
+const base64Slice = base64LineOctets * 1_024;
+
+/** RFC 5322 §3.6: fields that may occur once. The last one given counts. */
+const singleFields: ReadonlySet<string> = new Set([
+  'sender',
+  'reply-to',
+  'in-reply-to',
+  'references',
+  'list-id',
+  'list-unsubscribe',
+  'list-unsubscribe-post',
+  'auto-submitted',
+  'feedback-id',
+]);
+
+/** ASCII, or the header, whose addresses may be UTF-8. */
+type Piece = string | Buffer;
+
+interface Leaf {
+  readonly type: string;
+  readonly encoding: '7bit' | 'quoted-printable' | 'base64';
+  /** Further fields with their CRLF. */
+  readonly fields: string;
+  readonly content: Piece;
+}
+
+interface Branch {
+  readonly subtype: string;
+  readonly boundary: string;
+  readonly children: readonly Entity[];
+}
+
+type Entity = Leaf | Branch;
+
+function writeHeader(parts: MessageParts): string {
+  assert(!Number.isNaN(parts.date.getTime()), 'compose: invalid date');
+  const id = parts.messageId.replace(/^<|>$/g, '');
+  assert(/^[!-;=?A-~]+@[!-;=?A-~]+$/.test(id), 'compose: invalid message id');
+
+  let header = foldHeader('From', formatMailbox(parts.from));
+  // RFC 5322 §3.6.3: a group without members says that there are recipients whom nobody shall see.
+  header += parts.to.length > 0 ? mailboxField('To', parts.to) : 'To: undisclosed-recipients:;\r\n';
+  header += mailboxField('Cc', parts.cc) + mailboxField('Reply-To', parts.replyTo);
+  header += textField('Subject', parts.subject, subjectWordMax);
+  header += `Message-ID: <${id}>\r\n`;
+  // RFC 5322 §3.3: "GMT" is obsolete syntax.
+  header += `Date: ${parts.date.toUTCString().replace('GMT', '+0000')}\r\n`;
+
+  const fields = new Map<string, string>();
+  for (const [index, [name, value]] of parts.headers.entries()) {
+    const problem = headerSyntaxProblem(name, value);
+    assert(problem === null, `compose: ${problem}`);
+    const lower = name.toLowerCase();
+    assert(!composedFields.has(lower) && !lower.startsWith('content-'), `compose: ${name} is ours`);
+    if (lower === 'reply-to' && parts.replyTo.length > 0) continue;
+    fields.set(
+      singleFields.has(lower) ? lower : `${lower}:${index}`,
+      textField(name, value, Infinity),
+    );
+  }
+  for (const field of fields.values()) header += field;
+  return header;
+}
+
+const composedFields: ReadonlySet<string> = new Set([
+  'from',
+  'to',
+  'cc',
+  'bcc',
+  'subject',
+  'date',
+  'message-id',
+  'mime-version',
+]);
+
+function mailboxField(name: string, mailboxes: readonly Mailbox[]): string {
+  if (mailboxes.length === 0) return '';
+  return foldHeader(name, mailboxes.map((mailbox) => formatMailbox(mailbox)).join(', '));
+}
+
+function textField(name: string, value: string, wordMax: number): string {
+  const encoded = encodeText(value, { column: name.length + 2, wordMax });
+  return encoded === '' ? '' : foldHeader(name, encoded);
+}
+
+/** mixed( alternative( text, related( html, inline… ) ), attachment… ), without the levels that have one child. */
+function arrange(parts: MessageParts): Entity {
+  const attachments = parts.attachments ?? [];
+  const { html } = parts;
+  const text = parts.text === '' && html !== null ? null : parts.text;
+  const inline = html === null ? [] : attachments.filter((part) => part.contentId !== null);
+  const apart = attachments.filter((part) => !inline.includes(part));
+  const alone = attachments.length === 0 && (text === null || html === null);
+
+  const bodies: Entity[] = [];
+  if (text !== null || html === null) bodies.push(textLeaf('plain', text ?? '', alone));
+  if (html !== null) {
+    const page = textLeaf('html', html, alone);
+    bodies.push(wrap('related', [page, ...inline.map((part) => fileLeaf(part))], parts));
+  }
+  const body = wrap('alternative', bodies, parts);
+  return wrap('mixed', [body, ...apart.map((part) => fileLeaf(part))], parts);
+}
+
+function wrap(subtype: string, children: readonly Entity[], parts: MessageParts): Entity {
+  const only = children.length === 1 ? children[0] : undefined;
+  if (only !== undefined) return only;
+  // "=_" cannot occur in quoted-printable or base64, and 7-bit text with it is encoded (RFC 2045 §6.7).
+  const digest = hash('sha256', `${subtype} ${parts.boundarySeed}`, 'hex').slice(0, 24);
+  return { subtype, boundary: `=_${digest}`, children };
+}
+
+function writeEntity(out: Piece[], entity: Entity, fields = ''): void {
+  if ('boundary' in entity) {
+    const { subtype, boundary, children } = entity;
+    const type = subtype === 'related' ? 'related; type="text/html"' : subtype;
+    out.push(`${fields}Content-Type: multipart/${type};\r\n boundary="${boundary}"\r\n\r\n`);
+    for (const child of children) {
+      out.push(`--${boundary}\r\n`);
+      writeEntity(out, child);
+      out.push('\r\n');
+    }
+    out.push(`--${boundary}--\r\n`);
+    return;
+  }
+  out.push(
+    `${fields}${foldHeader('Content-Type', entity.type)}${entity.fields}` +
+      `Content-Transfer-Encoding: ${entity.encoding}\r\n\r\n`,
+    entity.content,
+  );
+}
+
+/** `alone`: the body of the whole message, which must end its last line and must not be blank. */
+function textLeaf(subtype: 'plain' | 'html', text: string, alone: boolean): Leaf {
+  const content = text.replace(/\r\n|\r|\n/g, '\r\n').toWellFormed();
+  const survey = surveyText(content);
+  const type = `text/${subtype}; charset=utf-8`;
+  const ending = !alone || content.endsWith('\r\n') ? '' : '\r\n';
+  if (survey.blankRunMax > blankLinesMax || survey.isMostlyForeign) {
+    return {
+      type,
+      fields: '',
+      encoding: 'base64',
+      content: base64Lines(Buffer.from(content), alone),
+    };
+  }
+  if (survey.isPlain && (survey.isVisible || !alone)) {
+    return { type, fields: '', encoding: '7bit', content: content + ending };
+  }
+  // A blank body gets a soft line break (RFC 2045 §6.7 (5)): it decodes to nothing and is not a blank line.
+  const end = survey.isVisible || !alone ? ending : '=\r\n';
+  return { type, fields: '', encoding: 'quoted-printable', content: quotedPrintable(content, end) };
+}
+
+interface Survey {
+  /** May go out as it is. */
+  readonly isPlain: boolean;
+  /** Base64 is shorter than quoted-printable. */
+  readonly isMostlyForeign: boolean;
+  readonly blankRunMax: number;
+  /** Some line is not blank. */
+  readonly isVisible: boolean;
+}
+
+function surveyText(text: string): Survey {
+  let foreign = 0;
+  let octets = 0;
+  let blankRun = 0;
+  let blankRunMax = 0;
+  let isVisible = false;
+  let isPlain = true;
+  for (let start = 0; start < text.length;) {
+    const found = text.indexOf('\r\n', start);
+    const end = found === -1 ? text.length : found;
+    if (end === start) {
+      blankRun += 1;
+      if (blankRun > blankRunMax) blankRunMax = blankRun;
+    } else {
+      blankRun = 0;
+      isVisible = true;
+      octets += end - start;
+      if (end - start > lineCharsMax) isPlain = false;
+      for (let i = start; i < end; i += 1) {
+        const code = text.charCodeAt(i);
+        if (code >= 0x20 ? code > 0x7e : code !== 0x09) {
+          // A surrogate is half of a character of four octets.
+          const width = code < 0x80 ? 1 : code < 0x800 || (code & 0xf800) === 0xd800 ? 2 : 3;
+          foreign += width;
+          octets += width - 1;
+        }
+      }
+      if (isPlain && isFragile(text, start, end)) isPlain = false;
+    }
+    start = end + 2;
+  }
+  return {
+    isPlain: isPlain && foreign === 0 && blankRunMax <= blankLinesMax,
+    // Quoted-printable adds two octets to each foreign one, base64 a third (and line ends) to all.
+    isMostlyForeign: foreign * 2 > octets * 0.37,
+    blankRunMax,
+    isVisible,
+  };
+}
+
+/** Lines that something on the way is known to change or to take for its own: see RFC 2049 §3. */
+function isFragile(text: string, start: number, end: number): boolean {
+  const first = text.charCodeAt(start);
+  const last = text.charCodeAt(end - 1);
+  return (
+    last === 0x20 ||
+    last === 0x09 ||
+    first === 0x2e ||
+    (first === 0x46 && text.startsWith('From ', start)) ||
+    (first === 0x2d && text.startsWith('--=_', start))
+  );
+}
+
+const hexDigits = Buffer.from('0123456789ABCDEF', 'latin1');
+
+/** RFC 2045 §6.7. `ending` is appended unencoded. Characters are not split over lines. */
+function quotedPrintable(text: string, ending: string): Buffer {
+  const input = Buffer.from(text, 'utf8');
+  // Three octets each, and a soft break (three more) in every 73 at the latest.
+  const out = Buffer.allocUnsafe(input.length * 3 + Math.ceil((input.length * 3) / 60) * 3 + 8);
+  let to = 0;
+  let column = 0;
+  for (let i = 0; i < input.length; i += 1) {
+    const octet = input[i] ?? 0;
+    const next = input[i + 1];
+    if (octet === 0x0d && next === 0x0a) {
+      out[to++] = 0x0d;
+      out[to++] = 0x0a;
+      i += 1;
+      column = 0;
+      continue;
+    }
+    let literal =
+      (octet > 0x20 && octet < 0x7f && octet !== 0x3d) || octet === 0x20 || octet === 0x09;
+    // White space at the end of a line is lost on the way.
+    if ((octet === 0x20 || octet === 0x09) && (next === undefined || next === 0x0d))
+      literal = false;
+    const width = literal ? 1 : octet >= 0xf0 ? 12 : octet >= 0xe0 ? 9 : octet >= 0xc0 ? 6 : 3;
+    const isContinuation = octet >= 0x80 && octet < 0xc0;
+    if (!isContinuation && column + width > lineCharsMax - 1) {
+      out[to++] = 0x3d;
+      out[to++] = 0x0d;
+      out[to++] = 0x0a;
+      column = 0;
+    }
+    // RFC 2049 §3: a dot alone ends the message for careless software, "From " starts one in an mbox.
+    if (column === 0 && (octet === 0x2e || (octet === 0x46 && startsFrom(input, i))))
+      literal = false;
+    if (literal) {
+      out[to++] = octet;
+      column += 1;
+    } else {
+      out[to++] = 0x3d;
+      out[to++] = hexDigits[octet >> 4] ?? 0;
+      out[to++] = hexDigits[octet & 15] ?? 0;
+      column += 3;
+    }
+  }
+  to += out.write(ending, to, 'latin1');
+  return out.subarray(0, to);
+}
+
+function startsFrom(input: Buffer, at: number): boolean {
+  return input.toString('latin1', at, at + 5) === 'From ';
+}
+
+/** Lines of 76 without the last CRLF, unless `alone`. Works in slices, so a large part is copied once. */
+function base64Lines(content: Buffer, alone: boolean): Buffer {
+  const lines = Math.ceil(content.length / base64LineOctets);
+  const size = Math.ceil(content.length / 3) * 4 + Math.max(lines - 1, 0) * 2 + (alone ? 2 : 0);
+  const out = Buffer.allocUnsafe(size);
+  let to = 0;
+  for (let from = 0; from < content.length; from += base64Slice) {
+    const slice = Buffer.from(content.toString('base64', from, from + base64Slice), 'latin1');
+    for (let at = 0; at < slice.length; at += lineCharsMax) {
+      if (to > 0) to += out.write('\r\n', to, 'latin1');
+      to += slice.copy(out, to, at, at + lineCharsMax);
+    }
+  }
+  if (alone) to += out.write('\r\n', to, 'latin1');
+  assert.equal(to, size);
+  return out;
+}
+
+function fileLeaf(part: Attachment): Leaf {
+  const type = checkedType(part);
+  const filename = part.filename.toWellFormed();
+  const kind = part.contentId === null ? 'attachment' : 'inline';
+  let fields = foldHeader(
+    'Content-Disposition',
+    buildHeaderValue({ value: kind, params: { filename } }),
+  );
+  if (part.contentId !== null) {
+    const id = part.contentId.replace(/^<|>$/g, '');
+    assert(/^[!-;=?-~]+$/.test(id), 'compose: invalid content id');
+    fields += foldHeader('Content-ID', `<${id}>`);
+  }
+  return { type, fields, encoding: 'base64', content: base64Lines(part.content, false) };
+}
+
+const contentType =
+  /^[\w!#$&^.+-]{1,64}\/[\w!#$&^.+-]{1,64}(?: ?; ?[\w-]{1,40}=(?:[\w!#$&^.+:-]{1,80}|"[ !#-[\]-~]{1,80}")){0,4}$/;
+
+/** RFC 2046 §5.1 and 5.2.1: multipart and message must not be base64, so they travel as plain files. */
+function checkedType({ contentType: given }: Attachment): string {
+  const type = given.trim();
+  return contentType.test(type) && !/^(?:multipart|message)\//i.test(type)
+    ? type
+    : 'application/octet-stream';
+}
+
+/** One buffer. Strings are ASCII but for the header, which may hold UTF-8 addresses. */
+function join(pieces: readonly Piece[]): Buffer {
+  let size = 0;
+  for (const piece of pieces) {
+    size += typeof piece === 'string' ? Buffer.byteLength(piece, 'utf8') : piece.length;
+  }
+  const raw = Buffer.allocUnsafe(size);
+  let to = 0;
+  for (const piece of pieces) {
+    to += typeof piece === 'string' ? raw.write(piece, to, 'utf8') : piece.copy(raw, to);
+  }
+  assert.equal(to, size);
+  return raw;
+}

@@ -1,0 +1,69 @@
+// The program: reads the settings, starts the appliance, tells a newcomer what to do, stops on a signal.
+import { ConfigError, readEnvironment, type Config } from './config.ts';
+import { startAppliance, type Appliance } from './appliance.ts';
+import { tellFirstStory } from './first-story.ts';
+import { createLogger, type Logger } from './log.ts';
+
+/** operate.md: what is in flight finishes or is released within this time. */
+const STOP_MAX_MS = 30_000;
+
+function settings(): Config {
+  try {
+    return readEnvironment();
+  } catch (error) {
+    if (!(error instanceof ConfigError)) throw error;
+    console.error(error.message);
+    process.exit(78); // EX_CONFIG
+  }
+}
+
+async function main(): Promise<void> {
+  const config = settings();
+  const log: Logger = createLogger({ level: config.logLevel, name: 'mailstead', mode: config.mode });
+  process.on('unhandledRejection', (error) => {
+    log.fatal({ err: error }, 'a fault that nothing handles');
+    process.exit(1);
+  });
+
+  let stopping: Promise<void> | null = null;
+  let starting: Promise<Appliance> | null = null;
+  const stop = (signal: string): void => {
+    if (stopping !== null) return; // a terminal's Ctrl-C arrives twice
+    log.info({ signal }, 'stopping');
+    stopping = (async () => {
+      setTimeout(() => {
+        log.error('not everything stopped in time; the next start takes over');
+        process.exit(1);
+      }, STOP_MAX_MS).unref();
+      await (await starting)?.stop();
+      log.info('stopped');
+      process.exit(0);
+    })();
+  };
+  process.on('SIGINT', () => stop('SIGINT'));
+  process.on('SIGTERM', () => stop('SIGTERM'));
+  process.on('SIGHUP', () => stop('SIGHUP'));
+
+  starting = startAppliance(config, log);
+  try {
+    const appliance = await starting;
+    log.info(
+      { port: appliance.httpPort, delivery: config.delivery, roles: [...config.roles].join(',') },
+      'ready',
+    );
+    if (appliance.firstKey?.isNew === true && config.mode === 'production') {
+      // Said once and not through the logger: it must be readable, and it is not stored.
+      console.log(`\nThe first API key, shown only now: ${appliance.firstKey.token}\n`);
+    }
+    if (config.mode === 'development' && appliance.httpPort !== null && stopping === null) {
+      await tellFirstStory({ ...appliance, httpPort: appliance.httpPort }, console.log);
+    }
+  } catch (error) {
+    if (stopping !== null) return;
+    log.fatal({ err: error }, 'cannot start');
+    console.error(`\nMailstead cannot start: ${(error as Error).message}`);
+    process.exit(1);
+  }
+}
+
+await main();

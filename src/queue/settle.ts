@@ -1,0 +1,210 @@
+// Writes what became of attempts: the only way a claimed delivery changes state. Every result carries
+// the epoch of the worker run that claimed it; a result whose lease is gone is dropped, because
+// somebody else has decided since (fencing). Deliveries, attempts and the emails' shown state change
+// in one transaction. The database's clock decides what has expired.
+import type { PoolClient } from 'pg';
+import type { Store } from '../store/orm.ts';
+
+export type Verdict = 'delivered' | 'deferred' | 'bounced' | 'failed' | 'unknown';
+
+/** What proves a verdict; null where it does not apply. */
+export interface Evidence {
+  /** Short code from mail/outcome.ts; null when delivered. */
+  readonly cause: string | null;
+  readonly stage: string | null;
+  readonly host: string | null;
+  readonly address: string | null;
+  readonly port: number | null;
+  /** Protocol and cipher, null for plaintext or before TLS. */
+  readonly tls: string | null;
+  readonly code: number | null;
+  readonly enhanced: string | null;
+  /** The peer's words, or ours where no reply came. */
+  readonly reply: string | null;
+}
+
+export interface Settlement {
+  readonly tenantId: string;
+  readonly emailId: string;
+  readonly position: number;
+  readonly attempt: number;
+  readonly epoch: string;
+  readonly recipientCount: number;
+  readonly verdict: Verdict;
+  /** Deferred and unknown: how long until the next try. */
+  readonly delayMs: number;
+  readonly evidence: Evidence;
+}
+
+/** A delivery that now waits for a clock. */
+export interface Waiting {
+  readonly lane: string;
+  readonly dueAt: Date;
+}
+
+export interface Settled {
+  readonly count: number;
+  /** Results that came too late: the lease was gone. */
+  readonly fenced: number;
+  readonly waiting: readonly Waiting[];
+}
+
+/** A delivery whose answer was lost is tried once more, then stays unknown. */
+export const UNKNOWNS_MAX = 2;
+const DEADLOCK = '40P01';
+const TRIES_MAX = 5;
+
+const SETTLE = `
+  with result as (
+    select * from unnest($1::uuid[], $2::uuid[], $3::smallint[], $4::integer[], $5::uuid[], $6::text[],
+      $7::bigint[], $8::text[], $9::text[], $10::text[], $11::text[], $12::integer[], $13::text[],
+      $14::smallint[], $15::text[], $16::text[])
+    as r (tenant_id, email_id, position, number, epoch, verdict, delay_ms, cause, stage, host, address,
+      port, tls, code, enhanced, reply)
+  ), settled as (
+    update delivery d
+    set state = case
+          when r.verdict = 'deferred' and now() + r.delay_ms * interval '1 millisecond' > d.expires_at
+            then 'bounced'
+          else r.verdict end,
+      due_at = now() + r.delay_ms * interval '1 millisecond',
+      lease_epoch = null,
+      unknowns = d.unknowns + (r.verdict = 'unknown')::int,
+      last_cause = case
+          when r.verdict = 'delivered' then null
+          when r.verdict = 'deferred' and now() + r.delay_ms * interval '1 millisecond' > d.expires_at
+            then 'expired'
+          else coalesce(r.enhanced, r.cause) end,
+      last_reply = case when r.verdict = 'delivered' then null else r.reply end
+    from result r
+    where d.tenant_id = r.tenant_id and d.email_id = r.email_id and d.position = r.position
+      and d.state = 'in_flight' and d.lease_epoch = r.epoch
+    returning d.tenant_id, d.email_id, d.position, d.lane, d.state, d.due_at, d.unknowns
+  ), finished as (
+    update attempt a
+    set finished_at = now(), outcome = r.verdict, cause = r.cause, stage = r.stage, host = r.host,
+      address = r.address, port = r.port, tls = r.tls, code = r.code, enhanced = r.enhanced,
+      reply = r.reply
+    from result r
+    join settled s on s.tenant_id = r.tenant_id and s.email_id = r.email_id and s.position = r.position
+    where a.tenant_id = r.tenant_id and a.email_id = r.email_id and a.position = r.position
+      and a.number = r.number
+  )
+  select lane, state, unknowns, (extract(epoch from due_at) * 1000)::bigint::text as due_ms from settled`;
+
+// Settlements of several recipients of one email meet here; the order of the locks is fixed.
+const LOCK_EMAILS = `
+  select 1 from email e join unnest($1::uuid[], $2::uuid[]) as k (tenant_id, id)
+    on e.tenant_id = k.tenant_id and e.id = k.id
+  order by e.tenant_id, e.id for no key update of e`;
+
+// contract/decisions.md: the worst recipient still undecided, else the worst final one.
+const SHOW = `
+  update email e
+  set last_event = case
+        when e.last_event in ('opened', 'clicked', 'complained', 'canceled') then e.last_event
+        when x.delayed then 'delivery_delayed'
+        when x.moving and not x.begun then 'queued'
+        when x.moving then 'sent'
+        when x.failed then 'failed'
+        when x.bounced then 'bounced'
+        when x.unsure then 'sent'
+        else 'delivered' end,
+    provider_retry_count = x.retries,
+    provider_next_retry_at = x.next_at,
+    provider_last_error = coalesce(x.error, e.provider_last_error),
+    provider_dead_lettered_at = case
+        when x.dead then coalesce(e.provider_dead_lettered_at, now()) else null end
+  from (
+    select d.tenant_id, d.email_id,
+      bool_or(d.state = 'deferred' or (d.state = 'unknown' and d.unknowns < ${UNKNOWNS_MAX})
+        or (d.state in ('ready', 'in_flight') and d.last_cause is not null)) as delayed,
+      bool_or(d.state in ('ready', 'in_flight')) as moving,
+      bool_or(d.attempts > 0) as begun,
+      bool_or(d.state = 'failed') as failed,
+      bool_or(d.state = 'bounced') as bounced,
+      bool_or(d.state = 'unknown') as unsure,
+      bool_or(d.state = 'failed' or (d.state = 'bounced' and d.last_cause = 'expired')) as dead,
+      sum(greatest(d.attempts - 1, 0)) as retries,
+      min(d.due_at) filter (where d.state = 'deferred'
+        or (d.state = 'unknown' and d.unknowns < ${UNKNOWNS_MAX})) as next_at,
+      (array_agg(jsonb_build_object('code', d.last_cause, 'message', coalesce(d.last_reply, ''))
+        order by d.position) filter (where d.last_cause is not null))[1] as error
+    from unnest($1::uuid[], $2::uuid[]) as k (tenant_id, id)
+    join delivery d on d.tenant_id = k.tenant_id and d.email_id = k.id
+    group by d.tenant_id, d.email_id
+  ) x
+  where e.tenant_id = x.tenant_id and e.id = x.email_id`;
+
+/**
+ * Stores the results, all or none. Safe to call again with the same results after an error whose
+ * effect is not known: what was settled already is fenced off.
+ */
+export async function settle(store: Store, results: readonly Settlement[]): Promise<Settled> {
+  if (results.length === 0) return { count: 0, fenced: 0, waiting: [] };
+  for (let tries = 1; ; tries++) {
+    try {
+      return await store.transact((client) => settleIn(client, results));
+    } catch (error) {
+      if ((error as { code?: string }).code !== DEADLOCK || tries === TRIES_MAX) throw error;
+    }
+  }
+}
+
+async function settleIn(client: PoolClient, results: readonly Settlement[]): Promise<Settled> {
+  const of = <T>(pick: (result: Settlement) => T): T[] => results.map(pick);
+  const { rows } = await client.query<{
+    lane: string;
+    state: string;
+    unknowns: number;
+    due_ms: string;
+  }>({
+    name: 'settle',
+    text: SETTLE,
+    values: [
+      of((r) => r.tenantId),
+      of((r) => r.emailId),
+      of((r) => r.position),
+      of((r) => r.attempt),
+      of((r) => r.epoch),
+      of((r) => r.verdict),
+      of((r) => Math.round(r.delayMs)),
+      of((r) => r.evidence.cause),
+      of((r) => r.evidence.stage),
+      of((r) => r.evidence.host),
+      of((r) => r.evidence.address),
+      of((r) => r.evidence.port),
+      of((r) => r.evidence.tls),
+      of((r) => r.evidence.code),
+      of((r) => r.evidence.enhanced),
+      of((r) => r.evidence.reply),
+    ],
+  });
+  await showEmails(client, results);
+  return {
+    count: rows.length,
+    fenced: results.length - rows.length,
+    waiting: rows
+      .filter(
+        ({ state, unknowns }) =>
+          state === 'deferred' || (state === 'unknown' && unknowns < UNKNOWNS_MAX),
+      )
+      .map(({ lane, due_ms }) => ({ lane, dueAt: new Date(Number(due_ms)) })),
+  };
+}
+
+/** Recomputes what the emails show from all their deliveries. */
+export async function showEmails(
+  client: PoolClient,
+  emails: readonly Pick<Settlement, 'tenantId' | 'emailId' | 'recipientCount'>[],
+): Promise<void> {
+  const shared = emails.filter(({ recipientCount }) => recipientCount > 1);
+  const keysOf = (list: typeof emails): [string[], string[]] => {
+    const distinct = [...new Map(list.map((email) => [email.emailId, email])).values()];
+    return [distinct.map(({ tenantId }) => tenantId), distinct.map(({ emailId }) => emailId)];
+  };
+  if (shared.length > 0) {
+    await client.query({ name: 'settle-lock', text: LOCK_EMAILS, values: keysOf(shared) });
+  }
+  await client.query({ name: 'settle-show', text: SHOW, values: keysOf(emails) });
+}

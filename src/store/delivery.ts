@@ -1,0 +1,73 @@
+// A delivery: one recipient's journey of one email, one row; and its attempts. The row is the queue.
+//
+//   ready ──claim──► in_flight ──settle──► delivered | bounced | failed
+//     ▲                  │  │
+//     │                  │  └──► unknown   (lost after the final dot; tried once more, much later)
+//     └──wake── deferred ◄┘
+//
+// Only queue/ changes `state`.
+import { defineEntity, p } from '@mikro-orm/core';
+
+export const deliveryStates = [
+  'ready',
+  'in_flight',
+  'deferred',
+  'delivered',
+  'bounced',
+  'failed',
+  'unknown',
+] as const;
+export type DeliveryState = (typeof deliveryStates)[number];
+
+export const Delivery = defineEntity({
+  name: 'Delivery',
+  tableName: 'delivery',
+  properties: {
+    tenantId: p.uuid().primary(),
+    emailId: p.uuid().primary(),
+    /** 0 for the first recipient of to, cc, bcc, in this order, without repeats. */
+    position: p.smallint().primary(),
+    /** RCPT TO: domain in A-labels. */
+    recipient: p.text(),
+    /** Where it leaves: `sink`, `smarthost` or `mx:<domain>`. */
+    lane: p.text(),
+    state: p.enum(deliveryStates),
+    /** Not before this. Final states keep their last value. */
+    dueAt: p.datetime(),
+    /** After this a deferral becomes a bounce. */
+    expiresAt: p.datetime(),
+    /** Attempts begun. */
+    attempts: p.integer(),
+    /** How often the answer to the final dot was lost. */
+    unknowns: p.smallint(),
+    /** The worker run that holds it while in flight: the fencing token of every result. */
+    leaseEpoch: p.uuid().nullable(),
+    lastCause: p.text().nullable(),
+    lastReply: p.text().nullable(),
+  },
+});
+
+export const Attempt = defineEntity({
+  name: 'Attempt',
+  tableName: 'attempt',
+  properties: {
+    tenantId: p.uuid().primary(),
+    emailId: p.uuid().primary(),
+    position: p.smallint().primary(),
+    /** 1 for the first. */
+    number: p.integer().primary(),
+    startedAt: p.datetime(),
+    /** Null while under way. */
+    finishedAt: p.datetime().nullable(),
+    outcome: p.text().nullable(),
+    cause: p.text().nullable(),
+    stage: p.text().nullable(),
+    host: p.text().nullable(),
+    address: p.text().nullable(),
+    port: p.integer().nullable(),
+    tls: p.text().nullable(),
+    code: p.smallint().nullable(),
+    enhanced: p.text().nullable(),
+    reply: p.text().nullable(),
+  },
+});

@@ -1,0 +1,143 @@
+// The connection to Postgres: MikroORM for the nouns, its own pg pool for the hot statements, so both
+// share one set of connections. Migrates forward under an advisory lock and refuses a schema that is
+// newer than this program.
+import { MikroORM, type EntityManager, type SqlEntityManager } from '@mikro-orm/postgresql';
+import { Migrator } from '@mikro-orm/migrations';
+import type { Pool, PoolClient } from 'pg';
+import type { Logger } from '../log.ts';
+import { ApiKey } from './api-key.ts';
+import { Attempt, Delivery } from './delivery.ts';
+import { Email, EmailContent } from './email.ts';
+import { FirstHouse } from './migrations/0001-first-house.ts';
+import { DkimKeyRow, SendingDomain } from './sending-domain.ts';
+import { SinkMessage } from './sink-message.ts';
+import { Tenant } from './tenant.ts';
+import { TimelineEntry } from './timeline-entry.ts';
+
+/** Any constant that no other program uses in the same database. */
+const MIGRATION_LOCK = 7_245_178_301;
+const CONNECT_TIMEOUT_MS = 5_000;
+/** A statement that takes longer than this is given up; nothing of ours takes a tenth of it. */
+const QUERY_TIMEOUT_MS = 15_000;
+const MIGRATION_TABLE = 'migration';
+const migrations = [{ name: '0001-first-house', class: FirstHouse }];
+
+export interface Store {
+  readonly pool: Pool;
+  /** A fresh entity manager: one per request, never shared. */
+  em(): SqlEntityManager;
+  /** Runs `work` in one transaction and returns what it returns; rolls back when it throws. */
+  transact<T>(work: (client: PoolClient) => Promise<T>): Promise<T>;
+  close(): Promise<void>;
+}
+
+/** The database's schema was written by a newer Mailstead. */
+export class NewerSchema extends Error {
+  override name = 'NewerSchema';
+}
+
+/** Connects, migrates when `migrate` is set, and resolves once the database answered. */
+export async function openStore(options: {
+  url: string;
+  log: Logger;
+  connectionsMax: number;
+  migrate: boolean;
+}): Promise<Store> {
+  const orm = await MikroORM.init({
+    clientUrl: options.url,
+    entities: [
+      Tenant,
+      ApiKey,
+      SendingDomain,
+      DkimKeyRow,
+      Email,
+      EmailContent,
+      Delivery,
+      Attempt,
+      TimelineEntry,
+      SinkMessage,
+    ],
+    extensions: [Migrator],
+    migrations: {
+      migrationsList: migrations,
+      tableName: MIGRATION_TABLE,
+      snapshot: false,
+      transactional: true,
+      allOrNothing: true,
+    },
+    pool: { min: 0, max: options.connectionsMax, idleTimeoutMillis: 30_000 },
+    driverOptions: {
+      connectionTimeoutMillis: CONNECT_TIMEOUT_MS,
+      query_timeout: QUERY_TIMEOUT_MS,
+      keepAlive: true,
+      application_name: 'mailstead',
+    },
+    logger: (message: string) => options.log.debug(message),
+  });
+  try {
+    const connection = orm.em.getConnection() as unknown as { getNativeClient(): Promise<Pool> };
+    const pool = await connection.getNativeClient();
+    if (options.migrate) await migrate(orm, pool, options.log);
+    return {
+      pool,
+      em: () => orm.em.fork({ useContext: false }) as SqlEntityManager & EntityManager,
+      transact: (work) => transact(pool, work),
+      close: () => orm.close(true),
+    };
+  } catch (error) {
+    await orm.close(true);
+    throw error;
+  }
+}
+
+async function migrate(orm: MikroORM, pool: Pool, log: Logger): Promise<void> {
+  const client = await pool.connect();
+  let broken: Error | undefined;
+  try {
+    // Several processes may start together: one migrates, the others wait and find nothing to do.
+    await client.query('select pg_advisory_lock($1)', [MIGRATION_LOCK]);
+    await refuseNewerSchema(client);
+    const done = await orm.migrator.up();
+    if (done.length > 0) log.info({ migrations: done.map(({ name }) => name) }, 'schema migrated');
+    await client.query('select pg_advisory_unlock($1)', [MIGRATION_LOCK]);
+  } catch (error) {
+    broken = error as Error; // the lock goes with the connection
+    throw error;
+  } finally {
+    client.release(broken);
+  }
+}
+
+async function refuseNewerSchema(client: PoolClient): Promise<void> {
+  const { rows: tables } = await client.query<{ found: boolean }>(
+    'select to_regclass($1) is not null as found',
+    [MIGRATION_TABLE],
+  );
+  if (tables[0]?.found !== true) return;
+  const { rows } = await client.query<{ name: string }>(`select name from ${MIGRATION_TABLE}`);
+  const known = new Set(migrations.map(({ name }) => name));
+  const unknown = rows.map(({ name }) => name).filter((name) => !known.has(name));
+  if (unknown.length === 0) return;
+  throw new NewerSchema(
+    `the database was migrated by a newer Mailstead (${unknown.join(', ')}); ` +
+      'start that version again, or restore a backup made before the upgrade',
+  );
+}
+
+async function transact<T>(pool: Pool, work: (client: PoolClient) => Promise<T>): Promise<T> {
+  const client = await pool.connect();
+  let broken: Error | undefined;
+  try {
+    await client.query('begin');
+    const result = await work(client);
+    await client.query('commit');
+    return result;
+  } catch (error) {
+    await client.query('rollback').catch((rollbackError: Error) => {
+      broken = rollbackError; // a connection that cannot roll back must not go back to the pool
+    });
+    throw error;
+  } finally {
+    client.release(broken);
+  }
+}

@@ -1,0 +1,102 @@
+// The worker processes beside the main one: started, nudged, replaced when they die, stopped. Part of the
+// composition root.
+import { fork, type ChildProcess } from 'node:child_process';
+import { once } from 'node:events';
+import { fileURLToPath } from 'node:url';
+import type { DeliverySetup } from './compose-delivery.ts';
+import type { FromWorker, ToWorker } from './delivery-process.ts';
+import type { Logger } from './log.ts';
+import type { Waiting } from './queue/settle.ts';
+
+export interface Workers {
+  readonly isReady: () => boolean;
+  nudge(): void;
+  stop(): Promise<void>;
+}
+
+/** A built checkout runs .js, tests run .ts. */
+const ENTRY = fileURLToPath(
+  new URL(
+    import.meta.url.endsWith('.ts') ? './delivery-process.ts' : './delivery-process.js',
+    import.meta.url,
+  ),
+);
+const RESTART_MS = 1_000;
+/** A nudge is a hint: one for many. */
+const NUDGE_EVERY_MS = 5;
+const STOP_MAX_MS = 28_000;
+
+export function startWorkers(options: {
+  readonly count: number;
+  readonly setup: DeliverySetup;
+  readonly log: Logger;
+  readonly onWaiting: (waiting: readonly Waiting[]) => void;
+  /** A worker process died; decides what it held. */
+  readonly onLost: (pid: number) => Promise<void>;
+}): Workers {
+  const { log } = options;
+  const children = new Map<ChildProcess, { ready: boolean }>();
+  let stopping = false;
+  let nudgePlanned = false;
+
+  const tell = (child: ChildProcess, message: ToWorker): void => {
+    if (child.connected) child.send(message, () => undefined);
+  };
+
+  const start = (): void => {
+    const child = fork(ENTRY, [], { stdio: 'inherit' });
+    const state = { ready: false };
+    children.set(child, state);
+    tell(child, { type: 'setup', setup: options.setup });
+    child.on('message', (message: FromWorker) => {
+      if (message.type === 'ready') state.ready = true;
+      else {
+        options.onWaiting(
+          message.waiting.map(({ lane, dueAtMs }) => ({ lane, dueAt: new Date(dueAtMs) })),
+        );
+      }
+    });
+    child.once('error', (error) => log.error({ err: error }, 'a delivery worker cannot be started'));
+    child.once('exit', (code, signal) => {
+      children.delete(child);
+      if (stopping) return;
+      log.error({ worker_pid: child.pid, code, signal }, 'a delivery worker died; starting another');
+      void replace(child.pid);
+    });
+  };
+
+  const replace = async (pid: number | undefined): Promise<void> => {
+    if (pid !== undefined) {
+      await options.onLost(pid).catch((error: unknown) => {
+        log.warn({ err: error }, 'what it held is decided by the sweep');
+      });
+    }
+    await new Promise((resolve) => setTimeout(resolve, RESTART_MS));
+    if (!stopping) start();
+  };
+
+  for (let index = 0; index < options.count; index++) start();
+  return {
+    isReady: () => children.size > 0 && [...children.values()].every(({ ready }) => ready),
+    nudge() {
+      if (nudgePlanned) return;
+      nudgePlanned = true;
+      setTimeout(() => {
+        nudgePlanned = false;
+        for (const child of children.keys()) tell(child, { type: 'nudge' });
+      }, NUDGE_EVERY_MS);
+    },
+    async stop() {
+      stopping = true;
+      await Promise.all(
+        [...children.keys()].map(async (child) => {
+          if (child.exitCode !== null || child.signalCode !== null) return;
+          tell(child, { type: 'stop' });
+          const timer = setTimeout(() => child.kill('SIGKILL'), STOP_MAX_MS);
+          await once(child, 'exit');
+          clearTimeout(timer);
+        }),
+      );
+    },
+  };
+}

@@ -1,0 +1,583 @@
+import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { Resolver } from 'node:dns';
+import { tmpdir } from 'node:os';
+import { join, resolve } from 'node:path';
+import { check } from 'prettier';
+import { suite } from 'uvu';
+import * as assert from 'uvu/assert';
+import { ConfigError, loadConfig, renderGeneratedFiles } from '../src/config.ts';
+import type { Config } from '../src/config.ts';
+import { createLogger } from '../src/log.ts';
+
+type Env = Readonly<Record<string, string>>;
+
+const SECRET = 'correct-horse-battery-staple-0123';
+const API_KEY = 're_AbCd1234_0123456789abcdefghijklmn';
+const PRODUCTION: Env = {
+  MAILSTEAD_MODE: 'production',
+  MAILSTEAD_PUBLIC_URL: 'https://mail.example.com',
+  MAILSTEAD_HOSTNAME: 'mail.example.com',
+  MAILSTEAD_SECRET: SECRET,
+};
+
+/** `NAME=value` pairs without the prefix, to keep the tables below readable. */
+function env(short: Env): Env {
+  return Object.fromEntries(
+    Object.entries(short).map(([name, value]) => [`MAILSTEAD_${name}`, value]),
+  );
+}
+
+function problemsOf(
+  variables: NodeJS.ProcessEnv,
+  readFile?: (path: string) => string,
+): readonly string[] {
+  try {
+    loadConfig(variables, readFile);
+  } catch (error) {
+    if (error instanceof ConfigError) return error.problems;
+    throw error;
+  }
+  return [];
+}
+
+/** URL and Set print as {} in a deep comparison, so they are spelt out. */
+function plain(config: Config): Record<string, unknown> {
+  return {
+    ...config,
+    roles: [...config.roles],
+    smarthostUrl: config.smarthostUrl?.href ?? null,
+  };
+}
+
+// ---- what is accepted ------------------------------------------------------------------------
+
+const accepted = suite('config: accepted');
+
+accepted('development defaults', () => {
+  assert.equal(plain(loadConfig({})), {
+    mode: 'development',
+    dataDir: resolve('data'),
+    databaseUrl: null,
+    mongodbUrl: null,
+    httpPort: 3000,
+    httpHost: null,
+    publicUrl: 'http://localhost:3000',
+    hostname: 'localhost',
+    apiKey: null,
+    secret: null,
+    delivery: 'sink',
+    smarthostUrl: null,
+    dnsServers: null,
+    mxDestinationPort: 25,
+    privateHosts: [],
+    retryScheduleMs: [60e3, 300e3, 600e3, 1200e3, 2400e3, 3600e3, 7200e3, 14_400e3],
+    messageLifetimeMs: 4 * 86_400e3,
+    rateLimit: { requests: 600, windowMs: 1000 },
+    roles: ['api', 'delivery', 'jobs'],
+    workers: 1,
+    blobStore: 'disk',
+    logLevel: 'info',
+  });
+});
+
+accepted('production changes exactly these', () => {
+  const development = plain(loadConfig({}));
+  const production = plain(loadConfig(PRODUCTION));
+  const changed = Object.entries(production).filter(
+    ([key, value]) => JSON.stringify(value) !== JSON.stringify(development[key]),
+  );
+  assert.equal(Object.fromEntries(changed), {
+    mode: 'production',
+    dataDir: '/data',
+    publicUrl: 'https://mail.example.com',
+    hostname: 'mail.example.com',
+    secret: SECRET,
+    delivery: 'direct',
+    rateLimit: { requests: 100, windowMs: 1000 },
+  });
+});
+
+const ACCEPTED: readonly (readonly [string, Env, Readonly<Record<string, unknown>>])[] = [
+  [
+    'the port goes into the public URL',
+    { HTTP_PORT: '8080' },
+    { publicUrl: 'http://localhost:8080' },
+  ],
+  ['a free port', { HTTP_PORT: '0' }, { httpPort: 0, publicUrl: 'http://localhost:0' }],
+  ['an IPv6 host', { HTTP_HOST: '::1' }, { httpHost: '::1' }],
+  ['a host name as host', { HTTP_HOST: 'localhost' }, { httpHost: 'localhost' }],
+  ['a relative data folder', { DATA_DIR: 'var/x' }, { dataDir: resolve('var/x') }],
+  [
+    'no slash at the end',
+    { PUBLIC_URL: 'https://A.example//' },
+    { publicUrl: 'https://a.example' },
+  ],
+  ['a path', { PUBLIC_URL: 'https://a.example/mail/' }, { publicUrl: 'https://a.example/mail' }],
+  ['a host name in lower case', { HOSTNAME: 'MX.Example.COM' }, { hostname: 'mx.example.com' }],
+  ['an API key', { API_KEY }, { apiKey: API_KEY }],
+  [
+    'Postgres and MongoDB',
+    {
+      DATABASE_URL: 'postgresql://u:p@db.test/m',
+      MONGODB_URL: 'mongodb://u:p@a.test:1,b.test:2/m?replicaSet=r',
+    },
+    {
+      databaseUrl: 'postgresql://u:p@db.test/m',
+      mongodbUrl: 'mongodb://u:p@a.test:1,b.test:2/m?replicaSet=r',
+    },
+  ],
+  [
+    'a smarthost',
+    { DELIVERY: 'smarthost', SMARTHOST_URL: 'smtp://u:p%40@relay.test:587' },
+    { delivery: 'smarthost', smarthostUrl: 'smtp://u:p%40@relay.test:587' },
+  ],
+  [
+    'a smarthost at an IPv6 address',
+    { DELIVERY: 'smarthost', SMARTHOST_URL: 'smtps://[::1]' },
+    { smarthostUrl: 'smtps://[::1]' },
+  ],
+  [
+    'DNS servers',
+    { DNS_SERVERS: '127.0.0.1:5353, 192.0.2.1,[::1],[::1]:53' },
+    { dnsServers: ['127.0.0.1:5353', '192.0.2.1', '[::1]', '[::1]:53'] },
+  ],
+  [
+    'private hosts',
+    { PRIVATE_HOSTS: '127.0.0.0/8,::1/128' },
+    { privateHosts: ['127.0.0.0/8', '::1/128'] },
+  ],
+  [
+    'every unit of time',
+    { RETRY_SCHEDULE: '100ms,90s,1m,2h,4d' },
+    { retryScheduleMs: [100, 90_000, 60_000, 7_200_000, 345_600_000] },
+  ],
+  [
+    'fifty delays',
+    { RETRY_SCHEDULE: Array(50).fill('1s').join(',') },
+    { retryScheduleMs: Array(50).fill(1000) },
+  ],
+  ['a rate', { RATE_LIMIT: '5/2m' }, { rateLimit: { requests: 5, windowMs: 120_000 } }],
+  ['fewer roles', { ROLES: 'jobs, api' }, { roles: ['jobs', 'api'] }],
+  ['no workers', { WORKERS: '0' }, { workers: 0 }],
+  ['the disk', { BLOB_STORE: 'disk' }, { blobStore: 'disk' }],
+  ['empty is absent', { HTTP_PORT: '', MX_PORT: '', ROLES: '', TYPO: '' }, { httpPort: 3000 }],
+  ['names of the test suite', { TEST_ANYTHING: 'x', CORPORA: '/somewhere' }, { httpPort: 3000 }],
+  ['a secret of 32 characters', { SECRET: 'x'.repeat(32) }, { secret: 'x'.repeat(32) }],
+];
+
+for (const [title, variables, expected] of ACCEPTED) {
+  accepted(title, () => {
+    const config = plain(loadConfig(env(variables)));
+    const found = Object.keys(expected).map((key) => [key, config[key]]);
+    assert.equal(Object.fromEntries(found), expected);
+  });
+}
+
+accepted('variables of other programs are left alone', () => {
+  assert.equal(problemsOf({ PATH: '/bin', mailstead_x: 'x', XMAILSTEAD_MODE: 'x' }), []);
+});
+
+accepted('the DNS servers are what the resolver takes', () => {
+  const { dnsServers } = loadConfig(env({ DNS_SERVERS: '127.0.0.1:5353,[::1],[::1]:54' }));
+  const resolver = new Resolver();
+  resolver.setServers(dnsServers ?? []);
+  assert.equal(resolver.getServers(), ['127.0.0.1:5353', '::1', '[::1]:54']);
+});
+
+accepted('the result is frozen, all the way down', () => {
+  const config = loadConfig(env({ DNS_SERVERS: '127.0.0.1', PRIVATE_HOSTS: '10.0.0.0/8' }));
+  for (const part of [
+    config,
+    config.dnsServers,
+    config.privateHosts,
+    config.retryScheduleMs,
+    config.rateLimit,
+    loadConfig({}).privateHosts,
+  ]) {
+    assert.ok(Object.isFrozen(part));
+  }
+  assert.throws(() => Object.assign(config, { httpPort: 1 }), TypeError);
+});
+
+accepted.run();
+
+// ---- what is refused -------------------------------------------------------------------------
+
+const refused = suite('config: refused');
+
+/** Each case has exactly one problem, which names the setting, the value and what is allowed. */
+const REFUSED: readonly (readonly [name: string, value: string, says: RegExp])[] = [
+  ['MODE', 'prod', /is "prod", but it must be one of `development`, `production`\.$/],
+  ['HTTP_PORT', '65536', /is "65536", but it must be a whole number from 0 to 65535\.$/],
+  ['HTTP_PORT', '3e3', /"3e3"/],
+  ['HTTP_PORT', ' 80', /" 80"/],
+  ['HTTP_HOST', '[::1]', /IPv6 without brackets/],
+  ['HTTP_HOST', '300.1.1.1', /"300\.1\.1\.1"/],
+  ['PUBLIC_URL', 'mail.example.com', /must be an `http:\/\/` or `https:\/\/` URL/],
+  ['PUBLIC_URL', 'ftp://a.example', /"ftp:/],
+  ['PUBLIC_URL', 'https://a.example/?q', /without user, query and fragment/],
+  ['PUBLIC_URL', 'https://a.example\n.test', /"https:\/\/a\.example\\n\.test"/],
+  ['HOSTNAME', 'mail', /fully qualified/],
+  ['HOSTNAME', '192.0.2.1', /"192\.0\.2\.1"/],
+  ['HOSTNAME', 'a_b.example', /DNS name/],
+  ['HOSTNAME', 'mail.example.', /DNS name/],
+  ['HOSTNAME', `${'a'.repeat(64)}.example`, /DNS name/],
+  ['HOSTNAME', 'bücher.example', /in ASCII/],
+  ['DELIVERY', 'smtp', /one of `sink`, `direct`, `smarthost`/],
+  ['DELIVERY', 'smarthost', /needs MAILSTEAD_SMARTHOST_URL/],
+  ['DNS_SERVERS', '::1', /IPv6 in brackets/],
+  ['DNS_SERVERS', 'dns.example', /`ip` or `ip:port`/],
+  ['DNS_SERVERS', '192.0.2.1:0', /"192\.0\.2\.1:0"/],
+  ['DNS_SERVERS', '[192.0.2.1]', /`ip:port`/],
+  ['DNS_SERVERS', '192.0.2.1,', /comma list/],
+  ['MX_DESTINATION_PORT', '0', /from 1 to 65535/],
+  ['PRIVATE_HOSTS', '10.0.0.1', /CIDR/],
+  ['PRIVATE_HOSTS', '10.0.0.0/33', /CIDR/],
+  ['PRIVATE_HOSTS', 'localhost/8', /CIDR/],
+  ['RETRY_SCHEDULE', '1m,5', /a duration from `100ms` to `30d`/],
+  ['RETRY_SCHEDULE', '99ms', /"99ms"/],
+  ['RETRY_SCHEDULE', Array(51).fill('1s').join(','), /comma list of 1 to 50/],
+  ['MESSAGE_LIFETIME', '4 days', /"4 days"/],
+  ['MESSAGE_LIFETIME', '31d', /to `30d`/],
+  ['RATE_LIMIT', '600', /`600\/1s`/],
+  ['RATE_LIMIT', '0/1s', /"0\/1s"/],
+  ['RATE_LIMIT', '1/1s/1s', /"1\/1s\/1s"/],
+  ['ROLES', 'api,smtp', /comma list of `api`, `mx`/],
+  ['ROLES', 'api,mx', /names mx, not in this release/],
+  ['ROLES', 'submission, mx', /names mx, submission, not in this release/],
+  ['WORKERS', '-1', /from 0 to 256/],
+  ['WORKERS', '257', /from 0 to 256/],
+  ['BLOB_STORE', 's3://bucket?region=x', /names s3, not in this release.*`disk`/],
+  ['BLOB_STORE', 'tape', /"tape".*`disk`/],
+  ['LOG_LEVEL', 'verbose', /`fatal`, .*`silent`/],
+  ['MX_PORT', '2525', /not in this release/],
+  ['SUBMISSION_PORT', '2587', /not in this release/],
+  ['SUBMISSIONS_PORT', '2465', /not in this release/],
+  ['METRICS_PORT', '9464', /not in this release/],
+  ['TLS_CERT', '/cert.pem', /not in this release/],
+  ['TLS_KEY', '/key.pem', /not in this release/],
+  ['TLS_KEY_FILE', '/key.pem', /not in this release/],
+  ['SECERT', SECRET, /is not a setting; did you mean MAILSTEAD_SECRET\?$/],
+  ['HTTP_PROT_FILE', '/x', /did you mean MAILSTEAD_HTTP_PORT_FILE\?$/],
+  ['QUITE_ELSE', 'x', /is not a setting; leave it out\.$/],
+];
+
+for (const [name, value, says] of REFUSED) {
+  refused(`${name}=${value.slice(0, 40)}`, () => {
+    const problems = problemsOf(env({ [name]: value }));
+    assert.is(problems.length, 1, problems.join('\n'));
+    assert.match(problems[0] ?? '', says);
+    assert.ok(problems[0]?.startsWith(`MAILSTEAD_${name.replace(/^(TLS_KEY)_FILE$/, '$1')} `));
+    assert.not.match(problems[0] ?? '', /\n/);
+  });
+}
+
+const BAD_SECRETS: readonly (readonly [name: string, value: string])[] = [
+  ['API_KEY', 're_hunter2_x'],
+  ['API_KEY', 're_hunter2-_0123456789abcdefghijklmn'],
+  ['SECRET', 'hunter2'],
+  ['SECRET', `hunter2${'x'.repeat(40)}\n${'x'.repeat(40)}`],
+  ['DATABASE_URL', 'mysql://u:hunter2@db.test/m'],
+  ['DATABASE_URL', 'postgres://u:hunter2@:not a port/m'],
+  ['MONGODB_URL', 'http://u:hunter2@db.test'],
+  ['SMARTHOST_URL', 'smtp://u:hunter2@'],
+  ['SMARTHOST_URL', 'smtp://u:hunter2@relay.test/path'],
+  ['SMARTHOST_URL', 'smtp://u:hunter2@relay.test:0'],
+  ['SMARTHOST_URL', 'smtp://hunter2@relay.test'],
+  ['SMARTHOST_URL', 'smtp://u:hunter2%@relay.test'],
+  ['SMARTHOST_URL', 'smtp://u:hunter2@relay.test'],
+];
+
+for (const [name, value] of BAD_SECRETS) {
+  refused(`secret not shown: ${name}=${JSON.stringify(value)}`, () => {
+    const problems = problemsOf(env({ [name]: value }));
+    assert.is(problems.length, 1, problems.join('\n'));
+    assert.ok(problems[0]?.startsWith(`MAILSTEAD_${name} `));
+    assert.not.match(problems[0] ?? '', /hunter2/);
+  });
+}
+
+refused('a password in a setting that is no secret is not shown either', () => {
+  const [problem = ''] = problemsOf(env({ PUBLIC_URL: 'https://u:hunter2@a.test' }));
+  assert.match(problem, /"https:\/\/\.\.\.@a\.test"/);
+});
+
+refused('a long value is cut', () => {
+  const [problem = ''] = problemsOf(env({ HTTP_PORT: '9'.repeat(10_000) }));
+  assert.ok(problem.length < 250);
+});
+
+refused('production needs three settings', () => {
+  const problems = problemsOf(env({ MODE: 'production' }));
+  assert.equal(
+    problems.map((problem) => problem.split(' must be')[0]),
+    ['PUBLIC_URL', 'HOSTNAME', 'SECRET'].map(
+      (name) => `MAILSTEAD_${name} is required in production: it`,
+    ),
+  );
+});
+
+refused('a smarthost URL under the default delivery of production', () => {
+  const problems = problemsOf({ ...PRODUCTION, MAILSTEAD_SMARTHOST_URL: 'smtp://relay.test' });
+  assert.equal(problems, [
+    'MAILSTEAD_SMARTHOST_URL is set, but MAILSTEAD_DELIVERY is "direct"; it is allowed only with "smarthost".',
+  ]);
+});
+
+refused('all problems at once, in the order of the table, unknown names last', () => {
+  const variables = env({
+    ZZZ_UNKNOWN: 'x',
+    AAA_UNKNOWN: 'x',
+    LOG_LEVEL: 'loud',
+    HTTP_PORT: 'x',
+    MODE: 'production',
+    HOSTNAME: 'mail.example.com',
+    SECRET: 'short',
+    DELIVERY: 'smarthost',
+    MX_PORT: '25',
+    API_KEY,
+    API_KEY_FILE: '/key',
+  });
+  const names = problemsOf(variables).map((problem) => problem.split(' ')[0]);
+  assert.equal(
+    names,
+    [
+      'HTTP_PORT',
+      'PUBLIC_URL',
+      'MX_PORT',
+      'API_KEY',
+      'SECRET',
+      'LOG_LEVEL',
+      'DELIVERY',
+      'AAA_UNKNOWN',
+      'ZZZ_UNKNOWN',
+    ].map((name) => `MAILSTEAD_${name}`),
+  );
+  assert.throws(
+    () => loadConfig(variables),
+    (error: unknown) =>
+      error instanceof ConfigError &&
+      error.problems.every((problem) => error.message.includes(`\n- ${problem}`)),
+  );
+});
+
+refused('a bad mode is one problem, not four', () => {
+  assert.is(problemsOf(env({ MODE: 'Production' })).length, 1);
+});
+
+refused('a bad delivery does not blame the smarthost URL', () => {
+  const problems = problemsOf(env({ DELIVERY: 'relay', SMARTHOST_URL: 'smtp://relay.test' }));
+  assert.is(problems.length, 1);
+  assert.match(problems[0] ?? '', /MAILSTEAD_DELIVERY/);
+});
+
+refused.run();
+
+// ---- values from files -----------------------------------------------------------------------
+
+const files = suite('config: files');
+let folder = '';
+files.before(() => {
+  folder = mkdtempSync(join(tmpdir(), 'mailstead-config-'));
+});
+files.after(() => rmSync(folder, { recursive: true, force: true }));
+
+function file(name: string, content: string | Uint8Array): string {
+  writeFileSync(join(folder, name), content);
+  return join(folder, name);
+}
+
+files('one line break at the end is dropped', () => {
+  for (const end of ['', '\n', '\r\n']) {
+    const variables = env({ SECRET_FILE: file('secret', SECRET + end), SECRET: '' });
+    assert.is(loadConfig(variables).secret, SECRET);
+  }
+});
+
+files('works for what is no secret, the mode included', () => {
+  const variables = env({ MODE_FILE: 'm', HOSTNAME: 'a.test', PUBLIC_URL: 'http://a.test' });
+  const config = loadConfig({ ...variables, MAILSTEAD_SECRET_FILE: 's' }, (path) =>
+    path === 'm' ? 'production\n' : SECRET,
+  );
+  assert.is(config.mode, 'production');
+});
+
+files('a bad value from a file is named as the setting', () => {
+  const [problem = ''] = problemsOf(env({ HTTP_PORT_FILE: file('port', 'http\n') }));
+  assert.match(problem, /^MAILSTEAD_HTTP_PORT is "http"/);
+});
+
+const UNUSABLE: readonly (readonly [string, () => string, RegExp])[] = [
+  ['missing', () => join(folder, 'nowhere'), /cannot be read \(ENOENT\)/],
+  ['a folder', () => folder, /cannot be read \(EISDIR\)/],
+  ['empty', () => file('empty', '\n'), /names an empty file/],
+  ['too large', () => file('large', 'x'.repeat(65_537)), /cannot be read \(EFBIG\)/],
+  ['endless', () => '/dev/zero', /cannot be read \(EFBIG\)/],
+  ['binary', () => file('binary', Uint8Array.of(0xff, 0xfe)), /ERR_ENCODING_INVALID/],
+];
+
+for (const [title, path, says] of UNUSABLE) {
+  files(`unusable: ${title}`, () => {
+    for (const name of ['LOG_LEVEL_FILE', 'SECRET_FILE']) {
+      const problems = problemsOf(env({ [name]: path() }));
+      assert.is(problems.length, 1);
+      assert.match(problems[0] ?? '', says);
+      assert.is(problems[0]?.includes(path()), name === 'LOG_LEVEL_FILE');
+    }
+  });
+}
+
+files('name and file together', () => {
+  const problems = problemsOf(env({ API_KEY, API_KEY_FILE: '/nowhere' }));
+  assert.equal(problems, [
+    'MAILSTEAD_API_KEY and MAILSTEAD_API_KEY_FILE are both set; set only one.',
+  ]);
+});
+
+files.run();
+
+// ---- generated files -------------------------------------------------------------------------
+
+const generated = suite('config: generated files');
+const root = resolve(import.meta.dirname, '..');
+
+for (const { path, text } of renderGeneratedFiles()) {
+  generated(`${path} is what src/config.ts gives: npm run generate`, () => {
+    assert.fixture(readFileSync(join(root, path), 'utf8'), text);
+  });
+}
+
+generated('the reference is as Prettier would write it', async () => {
+  const [reference] = renderGeneratedFiles();
+  assert.ok(await check(reference?.text ?? '', { parser: 'markdown', printWidth: 100 }));
+});
+
+generated('every line of the example can be turned on, but for what is not in this release', () => {
+  const example = renderGeneratedFiles()[1]?.text ?? '';
+  const lines = [...example.matchAll(/^#(MAILSTEAD_\w+)=(.*)$/gm)];
+  const all = Object.fromEntries(lines.map(([, name, value]) => [name, value]));
+  const variables = {
+    ...all,
+    MAILSTEAD_SECRET: SECRET,
+    MAILSTEAD_API_KEY: API_KEY,
+    MAILSTEAD_DELIVERY: 'smarthost',
+  };
+  const problems = problemsOf(variables);
+  assert.ok(
+    problems.every((problem) => problem.endsWith('not in this release; leave it out.')),
+    problems.join('\n'),
+  );
+  assert.equal(
+    problems.map((problem) => problem.split(' ')[0]),
+    ['MX_PORT', 'SUBMISSION_PORT', 'SUBMISSIONS_PORT', 'METRICS_PORT'].map(
+      (name) => `MAILSTEAD_${name}`,
+    ),
+  );
+  assert.is(all['MAILSTEAD_SECRET'], '', 'no secret to copy');
+  assert.is(all['MAILSTEAD_API_KEY'], '', 'no key to copy');
+});
+
+generated('the reference says what is not in this release', () => {
+  const rows = (renderGeneratedFiles()[0]?.text ?? '')
+    .split('\n')
+    .filter((row) => row.startsWith('| `'));
+  const later = rows.filter((row) => row.includes('ot in this release'));
+  assert.is(rows.length, 28);
+  assert.equal(
+    later.map((row) => /MAILSTEAD_(\w+)/.exec(row)?.[1]),
+    [
+      'MX_PORT',
+      'SUBMISSION_PORT',
+      'SUBMISSIONS_PORT',
+      'METRICS_PORT',
+      'TLS_CERT',
+      'TLS_KEY',
+      'ROLES',
+      'BLOB_STORE',
+    ],
+  );
+});
+
+generated.run();
+
+// ---- the logger ------------------------------------------------------------------------------
+
+const log = suite('log');
+
+function logged(mode: 'development' | 'production', write: (logger: Logger) => void): string[] {
+  const lines: string[] = [];
+  write(
+    createLogger({ level: 'info', name: 'test', mode, write: (line) => void lines.push(line) }),
+  );
+  return lines;
+}
+type Logger = ReturnType<typeof createLogger>;
+
+log('production: JSON with the level by name and the time in ISO 8601', () => {
+  const [line = '', ...rest] = logged('production', (logger) => {
+    logger.info({ code: 250 }, 'attempt settled');
+    logger.debug('below the level');
+  });
+  assert.is(rest.length, 0);
+  const { time, level, name, msg, code } = JSON.parse(line) as Record<string, unknown>;
+  assert.equal(
+    { level, name, msg, code },
+    { level: 'info', name: 'test', msg: 'attempt settled', code: 250 },
+  );
+  assert.match(String(time), /^\d{4}-\d\d-\d\dT.*Z$/);
+});
+
+log('development: one plain line', () => {
+  const [line = ''] = logged('development', (logger) =>
+    logger.warn({ code: 451, reply: 'try later', list: [1] }, 'attempt deferred'),
+  );
+  assert.match(
+    line,
+    /^\d\d:\d\d:\d\d warn {2}attempt deferred code=451 reply="try later" list=\[1\]\n$/,
+  );
+});
+
+log('what a peer says cannot add a line or steer the terminal', () => {
+  const [line = ''] = logged('development', (logger) =>
+    logger.info({ reply: '250\u001b[2J\u009b2J\r\n10:00:00 error forged' }, 'a\nb'),
+  );
+  assert.is(line.split('\n').length, 2);
+  assert.not.match(line.trimEnd(), /\p{Cc}/u);
+});
+
+log('an error is on one line, with its stack', () => {
+  const [line = ''] = logged('development', (logger) => logger.error(new Error('boom'), 'broke'));
+  assert.match(line, /error broke err=.*boom.*config\.test\.ts/);
+  assert.is(line.split('\n').length, 2);
+});
+
+for (const key of [
+  'authorization',
+  'Authorization',
+  'password',
+  'token',
+  'secret',
+  'apiKey',
+  'html',
+  'text',
+  'raw',
+]) {
+  log(`redacted at any depth: ${key}`, () => {
+    for (const mode of ['development', 'production'] as const) {
+      const lines = logged(mode, (logger) => {
+        logger.info({ [key]: 'hunter2' }, 'top');
+        logger.info({ a: { b: [{ c: { [key]: { deep: 'hunter2' } } }] } }, 'deep');
+        logger.child({ x: { [key]: 'hunter2' } }).info('bindings');
+        logger.error(Object.assign(new Error('x'), { config: { [key]: 'hunter2' } }), 'error');
+      });
+      assert.is(lines.length, 4);
+      for (const line of lines) {
+        assert.not.match(line, /hunter2/);
+        assert.match(line, /\[redacted\]/);
+        assert.ok(line.endsWith('\n'));
+      }
+    }
+  });
+}
+
+log.run();

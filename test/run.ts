@@ -1,0 +1,219 @@
+// Runs the tests: `npm test`, or `npm test -- queue smtp` for the files whose path has one of the words.
+//
+// In: every test/**/*.test.ts (not support/, not bench/), each a uvu program. Out: one line per file, the
+// output of failing files, the reasons of skipped tests, and at the end `N passed, N failed`
+// (`, N skipped` may follow).
+//
+// Every file is a process with its own process group, several at once, over one embedded Postgres that is
+// booted here (MAILSTEAD_TEST_DATABASE_ADMIN_URL). A file fails that exits non-zero, runs no test, prints no
+// summary (a promise that never settles), leaves a process behind, or has not ended after two minutes (an
+// open handle). Settings of this machine (MAILSTEAD_*) do not reach the tests.
+import { spawn, type ChildProcess } from 'node:child_process';
+import { readdirSync } from 'node:fs';
+import { availableParallelism, constants } from 'node:os';
+import { join, relative, sep } from 'node:path';
+import { startCluster } from './support/postgres.ts';
+
+const FILE_TIMEOUT_MS = 120_000;
+const DRAIN_MS = 2_000;
+const CLUSTER_STOP_MS = 15_000;
+const OUTPUT_CHARS_MAX = 200_000;
+const SKIP_LINES_MAX = 200;
+const PARALLEL = Math.max(2, availableParallelism());
+
+const NOT_TESTS = ['support', 'bench'];
+const ANSI = new RegExp(`${String.fromCharCode(27)}\\[[0-9;]*m`, 'g');
+
+interface FileResult {
+  readonly passed: number;
+  readonly failed: number;
+  readonly skipped: number;
+  /** Why the file failed as a whole; null when its tests speak for themselves. */
+  readonly problem: string | null;
+  readonly output: string;
+}
+
+const running = new Set<ChildProcess>();
+let stoppedBy: NodeJS.Signals | null = null;
+
+const results = await main(process.argv.slice(2));
+if (stoppedBy !== null) process.exit(128 + constants.signals[stoppedBy]);
+process.exit(summarise(results));
+
+async function main(words: readonly string[]): Promise<readonly FileResult[]> {
+  const files = findTests(words);
+  if (files.length === 0) {
+    console.log(`no test file matches ${words.join(' ') || 'test/**/*.test.ts'}`);
+    return [];
+  }
+  for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP'] as const) process.on(signal, stop);
+  console.log(`${files.length} test files, ${PARALLEL} at once; starting Postgres`);
+  const cluster = await startCluster();
+  try {
+    return await runAll(files, childEnvironment(cluster.adminUrl));
+  } finally {
+    await withinMs(cluster.stop(), CLUSTER_STOP_MS);
+  }
+}
+
+function stop(signal: NodeJS.Signals): void {
+  stoppedBy = signal;
+  for (const child of running) killGroup(child);
+}
+
+function findTests(words: readonly string[]): readonly string[] {
+  const root = import.meta.dirname;
+  return readdirSync(root, { recursive: true, withFileTypes: true })
+    .filter((entry) => entry.isFile() && entry.name.endsWith('.test.ts'))
+    .map((entry) => relative(root, join(entry.parentPath, entry.name)).replaceAll(sep, '/'))
+    .filter((file) => !NOT_TESTS.includes(file.split('/')[0] ?? ''))
+    .filter((file) => words.length === 0 || words.some((word) => `test/${file}`.includes(word)))
+    .sort();
+}
+
+function childEnvironment(adminUrl: string): NodeJS.ProcessEnv {
+  const kept = Object.entries(process.env).filter(
+    ([name]) =>
+      !name.startsWith('MAILSTEAD_') ||
+      name.startsWith('MAILSTEAD_TEST_') ||
+      name === 'MAILSTEAD_CORPORA',
+  );
+  return { ...Object.fromEntries(kept), MAILSTEAD_TEST_DATABASE_ADMIN_URL: adminUrl };
+}
+
+/** Results in the order of `files`; stops early when a signal has come. */
+async function runAll(
+  files: readonly string[],
+  env: NodeJS.ProcessEnv,
+): Promise<readonly FileResult[]> {
+  const results: FileResult[] = [];
+  const queue = [...files.entries()];
+  const work = async (): Promise<void> => {
+    for (let next = queue.shift(); next !== undefined && stoppedBy === null; next = queue.shift()) {
+      const [index, file] = next;
+      const startedAt = performance.now();
+      const result = await runFile(file, env);
+      results[index] = result;
+      if (stoppedBy === null) report(file, result, (performance.now() - startedAt) / 1000);
+    }
+  };
+  await Promise.all(Array.from({ length: PARALLEL }, work));
+  return results;
+}
+
+function runFile(file: string, env: NodeJS.ProcessEnv): Promise<FileResult> {
+  return new Promise((resolve) => {
+    const child = spawn(process.execPath, ['--import', 'tsx', join(import.meta.dirname, file)], {
+      cwd: join(import.meta.dirname, '..'),
+      env,
+      detached: true, // A group of its own, so that what it starts can be killed with it.
+      stdio: ['ignore', 'pipe', 'pipe'],
+    });
+    running.add(child);
+    let output = '';
+    for (const stream of [child.stdout, child.stderr]) {
+      stream.setEncoding('utf8').on('data', (chunk: string) => {
+        output = (output + chunk).slice(-OUTPUT_CHARS_MAX);
+      });
+    }
+    let late = false;
+    let leftBehind = false;
+    let drain: NodeJS.Timeout | undefined;
+    const timeout = setTimeout(() => {
+      late = true;
+      killGroup(child);
+    }, FILE_TIMEOUT_MS);
+    child.on('exit', () => {
+      drain = setTimeout(() => {
+        leftBehind = true; // Something that the test started holds the pipes.
+        killGroup(child);
+      }, DRAIN_MS);
+    });
+    child.on('error', (error) => {
+      output += String(error);
+    });
+    child.on('close', (code, signal) => {
+      clearTimeout(timeout);
+      clearTimeout(drain);
+      running.delete(child);
+      killGroup(child);
+      const badEnding = late
+        ? `did not end within ${FILE_TIMEOUT_MS / 1000} s`
+        : leftBehind
+          ? 'left a process behind'
+          : code === 0
+            ? null
+            : `ended with ${signal ?? `exit code ${code}`}`;
+      resolve(judge(output.replace(ANSI, ''), badEnding));
+    });
+  });
+}
+
+function killGroup(child: ChildProcess): void {
+  if (child.pid === undefined) return;
+  try {
+    process.kill(-child.pid, 'SIGKILL');
+  } catch {
+    // Already gone.
+  }
+}
+
+/** Reads uvu's summaries. Its total leaves skipped tests out. `badEnding` is null after exit code 0. */
+function judge(output: string, badEnding: string | null): FileResult {
+  const sum = (label: string): number =>
+    [...output.matchAll(new RegExp(`^ {2}${label}: +(\\d+)$`, 'gm'))].reduce(
+      (total, match) => total + Number(match[1]),
+      0,
+    );
+  const total = sum('Total');
+  const passed = sum('Passed');
+  const skipped = sum('Skipped');
+  const problem = !/^ {2}Total: /m.test(output)
+    ? `printed no summary and ${badEnding ?? 'ended with exit code 0'}`
+    : total + skipped === 0
+      ? 'ran no test (is test.run() missing?)'
+      : badEnding === null && passed < total
+        ? 'did not run all of its tests (uvu swallows what a hook throws)'
+        : badEnding !== null && passed === total
+          ? badEnding
+          : null;
+  const failed = Math.max(total - passed, problem === null ? 0 : 1);
+  return { passed, failed, skipped, problem, output };
+}
+
+function report(file: string, result: FileResult, seconds: number): void {
+  const verdict = result.failed === 0 ? 'ok  ' : 'FAIL';
+  const counts = `${result.passed} passed${result.skipped > 0 ? `, ${result.skipped} skipped` : ''}`;
+  console.log(`${verdict} ${file} (${counts}) ${seconds.toFixed(1)} s`);
+  if (result.failed > 0) {
+    if (result.problem !== null) console.log(`     ${result.problem}`);
+    console.log(result.output.trim().replace(/^(?=.)/gm, '     '));
+    return;
+  }
+  const reasons = result.output.match(/^skipped: .*$/gm) ?? [];
+  for (const reason of reasons.slice(0, SKIP_LINES_MAX)) console.log(`     ${reason}`);
+}
+
+/** Prints the last line; answers the exit code. */
+function summarise(results: readonly FileResult[]): number {
+  const sum = (key: 'passed' | 'failed' | 'skipped'): number =>
+    results.reduce((total, result) => total + result[key], 0);
+  const [passed, failed, skipped] = [sum('passed'), sum('failed'), sum('skipped')];
+  console.log(`${passed} passed, ${failed} failed${skipped > 0 ? `, ${skipped} skipped` : ''}`);
+  return failed > 0 || passed === 0 ? 1 : 0;
+}
+
+/** Waits for `work`, but no longer than `ms`; a failure is told, not thrown. */
+async function withinMs(work: Promise<void>, ms: number): Promise<void> {
+  let timer: NodeJS.Timeout | undefined;
+  const limit = new Promise<void>((resolve) => {
+    timer = setTimeout(resolve, ms);
+  });
+  try {
+    await Promise.race([work, limit]);
+  } catch (error) {
+    console.log(`Postgres did not stop in order: ${String(error)}`);
+  } finally {
+    clearTimeout(timer);
+  }
+}
