@@ -44,6 +44,8 @@ const MESSAGES_PER_SESSION_MAX = 100;
 /** Peers whose STARTTLS is broken: plaintext is used without asking again for a while. */
 const BROKEN_TLS_MAX = 1_000;
 const brokenTls = new Set<string>();
+// oxlint-disable-next-line no-control-regex
+const NON_ASCII = /[^\u0000-\u007f]/;
 
 const noEvidence: Evidence = {
   cause: null,
@@ -212,7 +214,8 @@ async function sendOver(
     port: target.port,
     tls: session.tls,
   };
-  if (delivery.needsSmtpUtf8 && !session.supportsSmtpUtf8) {
+  const needsSmtpUtf8 = delivery.needsSmtpUtf8 || NON_ASCII.test(delivery.recipient);
+  if (needsSmtpUtf8 && !session.supportsSmtpUtf8) {
     return decided('bounced', {
       ...via,
       cause: 'smtputf8_unsupported',

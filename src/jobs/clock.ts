@@ -22,7 +22,7 @@ export interface Clock {
 }
 
 /** Alarms of one lane within this time are one job. */
-export const BUCKET_MS = 5_000;
+export const BUCKET_MS = 2_000;
 const LANE_JOB = 'wake-lane';
 const POLL_MS = 1_000;
 const LOCK_MS = 90_000;

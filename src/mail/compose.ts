@@ -200,9 +200,12 @@ function writeEntity(out: Piece[], entity: Entity, fields = ''): void {
   );
 }
 
-/** `alone`: the body of the whole message, which must end its last line and must not be blank. */
+/**
+ * `alone`: the body of the whole message, which must end its last line and must not be blank. A lone surrogate
+ * becomes U+FFFD on the way to UTF-8.
+ */
 function textLeaf(subtype: 'plain' | 'html', text: string, alone: boolean): Leaf {
-  const content = text.replace(/\r\n|\r|\n/g, '\r\n').toWellFormed();
+  const content = text.replace(/\r\n|\r|\n/g, '\r\n');
   const survey = surveyText(content);
   const type = `text/${subtype}; charset=utf-8`;
   const ending = !alone || content.endsWith('\r\n') ? '' : '\r\n';

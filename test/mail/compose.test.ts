@@ -12,7 +12,12 @@ import type { Mailbox } from '../../src/mail/address.ts';
 import { compose } from '../../src/mail/compose.ts';
 import type { Attachment, MessageParts } from '../../src/mail/compose.ts';
 import { findHeaders, splitHeader } from '../../src/mail/header.ts';
-import { textCharsMax, textFromHtml } from '../../src/mail/html-text.ts';
+import {
+  htmlTagsMax,
+  indentDepthMax,
+  textCharsMax,
+  textFromHtml,
+} from '../../src/mail/html-text.ts';
 
 interface ParsedAddress {
   readonly name: string;
@@ -480,6 +485,9 @@ test('text from HTML: links kept, images and hidden parts dropped, lines readabl
   assert.is(textFromHtml('<img src=x>'), '');
   assert.is(textFromHtml('just text'), 'just text');
   assert.is(textFromHtml('a\ud800'), 'a\ufffd');
+  // Quotes and lists in each other are indented to a limit; tags are read to a limit.
+  assert.is(textFromHtml(`${'<blockquote>'.repeat(20)}x`), `${'> '.repeat(indentDepthMax)}x`);
+  assert.is(textFromHtml('<b>x</b>'.repeat(20_000)), `${'x'.repeat(htmlTagsMax / 2)}\n…`);
 });
 
 test('text from HTML: any HTML comes back, within limits', () => {

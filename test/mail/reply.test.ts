@@ -80,6 +80,7 @@ test('joins the lines of a reply, with CRLF, LF or CR', () => {
     'one two without a code three',
   );
   assert.is(reply('250-a\r\n550 b').code, 550);
+  assert.is(reply('550-5.1.1 a\r\n550 b').enhanced, '5.1.1');
 });
 
 test('is null without a code', () => {
@@ -226,6 +227,8 @@ const table: readonly Row[] = [
   // Final, but no proof about the recipient.
   ['rcpt', 'permanent', '550 5.7.1 Unable to relay for a@x.example'],
   ['rcpt', 'permanent', '550 relay not permitted'],
+  ['rcpt', 'permanent', '550 5.1.1 <a@x.example>: your address is blocked'],
+  ['rcpt', 'permanent', '550 Invalid recipient for a sender without SPF'],
   ['rcpt', 'permanent', '550 5.4.1 Recipient address rejected: Access denied.'],
   [
     'rcpt',
