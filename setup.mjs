@@ -22,6 +22,7 @@ const NODE_MAJOR_MIN = 24;
 const PROGRESS_AFTER_MS = 1_000;
 const PROGRESS_EVERY_MS = 10_000;
 const PARENT_WATCH_MS = 500;
+const TOOL_PATIENCE_MS = 1_000;
 const LOCK_HEARTBEAT_MS = 1_000;
 const LOCK_STALE_MS = 15_000;
 const LOCK_ORPHAN_MS = 300_000;
@@ -54,7 +55,7 @@ const VERBS = {
   },
   async test(args) {
     await install();
-    await locked(routesWhenStale, routesAreFresh);
+    await locked(writeRoutes, routesAreFresh);
     return run(['--import', 'tsx', 'test/run.ts', ...args]);
   },
   async build() {
@@ -87,11 +88,14 @@ class Stop extends Error {
 }
 
 let child = null;
+let toolRuns = false;
 let signalled = null;
 for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP']) {
   process.on(signal, () => {
     signalled = signal;
     child?.kill(signal);
+    // npm finishes what it is at before it heeds a signal; the next run repairs what it left.
+    if (toolRuns) setTimeout(() => child?.kill('SIGKILL'), TOOL_PATIENCE_MS).unref();
   });
 }
 
@@ -188,7 +192,9 @@ async function capture(command, args, options = {}) {
       output = (output + chunk).slice(-OUTPUT_CHARS_MAX);
     });
   }
+  toolRuns = true;
   const code = await ended;
+  toolRuns = false;
   stopIfSignalled();
   return { code, output };
 }
@@ -411,7 +417,7 @@ async function build() {
   await locked(async () => {
     const wanted = buildFingerprint();
     fs.rmSync(BUILD_STAMP, { force: true });
-    await routesWhenStale();
+    await locked(writeRoutes, routesAreFresh);
     await tool('compiling', [bin('tsc', 'typescript'), '-p', 'tsconfig.build.json']);
     copyAssets();
     fs.writeFileSync(BUILD_STAMP, wanted);
@@ -465,10 +471,6 @@ function routeSources() {
 const routesFingerprint = () => fingerprint([...routeSources(), ...toolFiles(), ROUTES, OPENAPI]);
 const routesAreFresh = () =>
   controllers().length === 0 || read(ROUTES_STAMP) === routesFingerprint();
-
-async function routesWhenStale() {
-  if (!routesAreFresh()) await writeRoutes();
-}
 
 // tsoa takes files in the order in which the disk lists them, and both the order of routes and the
 // document follow it.

@@ -12,7 +12,6 @@ import { spawn, type ChildProcess } from 'node:child_process';
 import { readdirSync } from 'node:fs';
 import { availableParallelism, constants } from 'node:os';
 import { join, relative, sep } from 'node:path';
-import { startCluster } from './support/postgres.ts';
 
 const FILE_TIMEOUT_MS = 120_000;
 const DRAIN_MS = 2_000;
@@ -48,11 +47,32 @@ async function main(words: readonly string[]): Promise<readonly FileResult[]> {
   }
   for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP'] as const) process.on(signal, stop);
   console.log(`${files.length} test files, ${PARALLEL} at once; starting Postgres`);
-  const cluster = await startCluster();
+  const cluster = await startPostgres();
   try {
-    return await runAll(files, childEnvironment(cluster.adminUrl));
+    const done = await runAll(files, childEnvironment(cluster.adminUrl));
+    return cluster.failure === null ? done : [...done, cluster.failure];
   } finally {
     await withinMs(cluster.stop(), CLUSTER_STOP_MS);
+  }
+}
+
+interface Cluster {
+  readonly adminUrl: string;
+  readonly stop: () => Promise<void>;
+  /** Counts as a failed test: without Postgres, what does not need it still runs. */
+  readonly failure: FileResult | null;
+}
+
+async function startPostgres(): Promise<Cluster> {
+  try {
+    const { startCluster } = await import('./support/postgres.ts');
+    const cluster = await startCluster();
+    return { adminUrl: cluster.adminUrl, stop: () => cluster.stop(), failure: null };
+  } catch (error) {
+    const output = error instanceof Error ? (error.stack ?? error.message) : String(error);
+    console.log(`Postgres did not start: ${output}`);
+    const failure = { passed: 0, failed: 1, skipped: 0, problem: 'no Postgres', output };
+    return { adminUrl: '', stop: async () => {}, failure };
   }
 }
 
@@ -78,7 +98,8 @@ function childEnvironment(adminUrl: string): NodeJS.ProcessEnv {
       name.startsWith('MAILSTEAD_TEST_') ||
       name === 'MAILSTEAD_CORPORA',
   );
-  return { ...Object.fromEntries(kept), MAILSTEAD_TEST_DATABASE_ADMIN_URL: adminUrl };
+  const database = adminUrl === '' ? {} : { MAILSTEAD_TEST_DATABASE_ADMIN_URL: adminUrl };
+  return { ...Object.fromEntries(kept), ...database };
 }
 
 /** Results in the order of `files`; stops early when a signal has come. */

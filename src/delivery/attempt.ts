@@ -5,7 +5,7 @@
 // bounces; trouble with the host itself (connect, greeting, EHLO, TLS, AUTH) tries the next host and
 // then defers. Lost after the final dot is `unknown`. A fault of our own that no retry can mend is
 // `failed`, the dead letter.
-import { classifyReply } from '../mail/outcome.ts';
+import { outcomeOfReply, type Cause } from '../mail/outcome.ts';
 import { parseReply } from '../mail/reply.ts';
 import { mintReturnPathLocal } from '../mail/return-path.ts';
 import type { Signer } from '../domains/lookup.ts';
@@ -59,7 +59,10 @@ const noEvidence: Evidence = {
   reply: null,
 };
 
-const decided = (verdict: Verdict, evidence: Partial<Evidence>): Decided => ({
+const decided = (
+  verdict: Verdict,
+  evidence: Partial<Omit<Evidence, 'cause'>> & { readonly cause?: Cause | null },
+): Decided => ({
   verdict,
   evidence: { ...noEvidence, ...evidence },
 });
@@ -177,7 +180,7 @@ async function converse(
     };
   }
   if (last === null) return decided('deferred', { cause: 'no_usable_host', stage: 'dns' });
-  return fromFailure('deferred', last.target, last.failure);
+  return fromFailure(last.target, last.failure);
 }
 
 /** Opens a session; where TLS is a wish and fails, the same host is asked again without it. */
@@ -252,38 +255,23 @@ async function sendOver(
       });
     }
     if (!isFirst) return 'stale';
-    return { ...fromFailure('deferred', target, result, session.tls) };
+    return fromFailure(target, result, session.tls);
   }
-  const reply = result.reply === null ? null : parseReply(result.reply);
-  const permanent =
-    reply === null
-      ? result.cause === 'message_refused'
-      : classifyReply(reply, result.stage) === 'permanent';
-  return fromFailure(permanent ? 'bounced' : 'deferred', target, result, session.tls);
+  return fromFailure(target, result, session.tls);
 }
 
-function fromFailure(
-  verdict: Verdict,
-  target: Target,
-  failure: Failure,
-  tls: string | null = null,
-): Decided {
+/** A reply decides by its stage and code; where none came, only what cannot be sent at all bounces. */
+function fromFailure(target: Target, failure: Failure, tls: string | null = null): Decided {
+  const via = { host: target.host, address: target.address, port: target.port, tls };
   const reply = failure.reply === null ? null : parseReply(failure.reply);
-  const cause =
-    failure.cause !== 'reply'
-      ? failure.cause
-      : verdict === 'bounced'
-        ? 'peer_permanent'
-        : 'peer_transient';
-  return decided(verdict, {
-    cause,
-    stage: failure.stage,
-    host: target.host,
-    address: target.address,
-    port: target.port,
-    tls,
-    code: reply?.code ?? null,
-    enhanced: reply?.enhanced ?? null,
-    reply: failure.reply ?? failure.message,
-  });
+  const about = { ...via, stage: failure.stage, reply: failure.reply ?? failure.message };
+  if (reply === null) {
+    const verdict = failure.cause === 'message_refused' ? 'bounced' : 'deferred';
+    return decided(verdict, { ...about, cause: failure.cause });
+  }
+  const outcome = outcomeOfReply({ reply, stage: failure.stage, via });
+  const evidence = { ...about, code: reply.code, enhanced: reply.enhanced };
+  return outcome.kind === 'delivered'
+    ? decided('delivered', evidence)
+    : decided(outcome.kind, { ...evidence, cause: outcome.cause });
 }

@@ -3,6 +3,7 @@
 import { lookup } from 'node:dns/promises';
 import { isIP } from 'node:net';
 import type { MxFinder } from '../dns/mx.ts';
+import type { Cause } from '../mail/outcome.ts';
 import type { Target } from './session.ts';
 
 export type NextHops =
@@ -10,7 +11,7 @@ export type NextHops =
   | {
       readonly kind: 'none';
       readonly permanent: boolean;
-      readonly cause: string;
+      readonly cause: Cause;
       readonly enhanced: string;
       readonly message: string;
     };
@@ -48,7 +49,7 @@ export const laneFor =
         ? SMARTHOST_LANE
         : `${MX_PREFIX}${domain}`;
 
-const none = (permanent: boolean, cause: string, about: [string, string]): NextHops => ({
+const none = (permanent: boolean, cause: Cause, about: [string, string]): NextHops => ({
   kind: 'none',
   permanent,
   cause,

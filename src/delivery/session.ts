@@ -7,6 +7,7 @@ import { connect, type Socket } from 'node:net';
 import { Readable } from 'node:stream';
 import type { TLSSocket } from 'node:tls';
 import SMTPConnection from 'nodemailer/lib/smtp-connection';
+import type { Cause } from '../mail/outcome.ts';
 import type { Stage } from '../mail/reply.ts';
 
 /** How much encryption the session needs. */
@@ -27,10 +28,10 @@ export interface Target {
   readonly trusted: boolean;
 }
 
-/** The reply as it came, with its stage; null text: none came, `cause` says why. */
+/** The reply as it came, with its stage; null: none came, and `cause` says why. */
 export interface Failure {
   readonly stage: Stage;
-  readonly cause: string;
+  readonly cause: Cause;
   readonly reply: string | null;
   readonly message: string;
 }
@@ -103,7 +104,7 @@ export async function openSession(
 
 const failure = (
   stage: Stage,
-  cause: string,
+  cause: Cause,
   reply: string | null,
   message: string,
 ): Failure => ({ stage, cause, reply, message });
@@ -179,7 +180,7 @@ function stageOf(error: EngineError, isOpening: boolean): Stage {
 
 function describe(error: EngineError, stage: Stage): Failure {
   const reply = error.response ?? null;
-  if (reply !== null) return failure(stage, 'reply', reply, reply);
+  if (reply !== null) return failure(stage, 'protocol_error', reply, reply);
   const cause =
     error.code === 'ETLS' ? 'tls_failed' : error.code === 'EAUTH' ? 'auth_failed' : 'connection_lost';
   return failure(stage, cause, null, error.message);

@@ -33,7 +33,7 @@ export type MxHosts = {
 };
 
 export type MxRefusalCode =
-  'null_mx' | 'no_domain' | 'no_usable_host' | 'address_refused' | 'mx_loop' | 'domain_literal';
+  'null_mx' | 'no_domain' | 'no_usable_host' | 'address_refused' | 'mail_loop' | 'domain_literal';
 
 export type MxRefused = {
   readonly kind: 'refused';
@@ -403,7 +403,7 @@ function noHost(
 
 function mailLoop(domain: string): MxRefused {
   const message = `Mail for ${domain} loops: this host is its best mail host and does not take its mail.`;
-  return refused('mx_loop', '5.4.6', message);
+  return refused('mail_loop', '5.4.6', message);
 }
 
 function refused(code: MxRefusalCode, enhanced: string, message: string): MxRefused {

@@ -35,6 +35,8 @@ export interface UpkeepOptions {
   readonly onReady: () => void;
   /** Removes the oldest messages of the sink above its limit. */
   readonly pruneSink: () => Promise<void>;
+  /** Between two sweeps; 30 s unless a test is in a hurry. */
+  readonly sweepMs?: number;
 }
 
 export async function startUpkeep(options: UpkeepOptions): Promise<Upkeep> {
@@ -83,7 +85,7 @@ export async function startUpkeep(options: UpkeepOptions): Promise<Upkeep> {
   await sweeping;
   const timer = setInterval(() => {
     sweeping = sweeping.then(sweep);
-  }, SWEEP_MS);
+  }, options.sweepMs ?? SWEEP_MS);
   return {
     alarm: (lane, dueAt) => clock.alarm(lane, dueAt),
     async stop() {

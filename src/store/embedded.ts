@@ -16,12 +16,12 @@ import { createHash, randomBytes } from 'node:crypto';
 import { existsSync } from 'node:fs';
 import * as fs from 'node:fs/promises';
 import { createRequire } from 'node:module';
-import { Socket } from 'node:net';
+import type { Socket } from 'node:net';
 import { tmpdir } from 'node:os';
 import { basename, dirname, join, resolve } from 'node:path';
 import { createInterface } from 'node:readline';
 import { setTimeout as pause } from 'node:timers/promises';
-import pg from 'pg';
+import { Client } from 'pg';
 import type { Logger } from '../log.ts';
 import { describeHolder, LockHeld, takeLock } from './data-dir.ts';
 
@@ -151,7 +151,7 @@ export async function startEmbeddedPostgres(options: Options): Promise<EmbeddedP
   const progress = reportProgress(options.log);
   try {
     await fs.mkdir(dirname(wanted), { recursive: true, mode: 0o700 });
-    const dir = await fs.realpath(wanted).catch(() => wanted);
+    const dir = await fs.realpath(wanted).catch(() => resolveParent(wanted));
     const lock = await takeLock(`${dir}.lock`, { now: () => new Date(), log: options.log });
     try {
       const account = await chooseAccount(dir, progress);
@@ -475,33 +475,51 @@ async function stopOrphans(dir: string, log: Logger): Promise<void> {
   if (orphans.length > 0) {
     log.warn({ pids: orphans, dir }, 'stopping the Postgres that an earlier run left behind');
     const first = orphans.includes(noted) ? [noted] : orphans;
-    let left = await signalUntilGone(dir, first, 'SIGINT', ORPHAN_FAST_STOP_MS);
-    if (left.length > 0) left = await signalUntilGone(dir, left, 'SIGQUIT', IMMEDIATE_STOP_MS);
-    if (left.length > 0) left = await signalUntilGone(dir, left, 'SIGKILL', IMMEDIATE_STOP_MS);
-    if (left.length > 0) throw new Error(`Postgres (process ${left.join(', ')}) does not stop`);
+    await signalUntilGone({
+      dir,
+      noted,
+      pids: first,
+      signal: 'SIGINT',
+      waitMs: ORPHAN_FAST_STOP_MS,
+    });
+    await killServers(dir, noted);
   }
+  // An initdb whose parent was killed goes on, and would write into what we are about to wipe.
+  await killServers(join(dir, STAGING_NAME), 0);
   // Postgres believes its pid file when any process has that pid, a zombie or a recycled one included.
   if (Number.isSafeInteger(noted) && noted > 0 && isPidTaken(noted)) {
     await fs.rm(pidFile, { force: true });
   }
 }
 
-async function signalUntilGone(
-  dir: string,
-  pids: readonly number[],
-  signal: NodeJS.Signals,
-  timeoutMs: number,
-): Promise<readonly number[]> {
-  for (const pid of pids) signalProcess(pid, signal);
-  let left = await findServers(dir, pids[0] ?? 0);
-  for (let waitedMs = 0; left.length > 0 && waitedMs < timeoutMs; waitedMs += POLL_MS) {
-    await pause(POLL_MS);
-    left = await findServers(dir, pids[0] ?? 0);
+async function killServers(dir: string, noted: number): Promise<void> {
+  for (const signal of ['SIGQUIT', 'SIGKILL'] as const) {
+    const pids = await findServers(dir, noted);
+    if (pids.length === 0) return;
+    await signalUntilGone({ dir, noted, pids, signal, waitMs: IMMEDIATE_STOP_MS });
   }
-  return left;
+  const left = await findServers(dir, noted);
+  if (left.length > 0) throw new Error(`Postgres (process ${left.join(', ')}) does not stop`);
 }
 
-/** The Postgres processes that work in the cluster's directory; without /proc, its postmaster at most. */
+async function signalUntilGone(d: {
+  readonly dir: string;
+  readonly noted: number;
+  readonly pids: readonly number[];
+  readonly signal: NodeJS.Signals;
+  readonly waitMs: number;
+}): Promise<void> {
+  for (const pid of d.pids) signalProcess(pid, d.signal);
+  for (let waitedMs = 0; waitedMs < d.waitMs; waitedMs += POLL_MS) {
+    if ((await findServers(d.dir, d.noted)).length === 0) return;
+    await pause(POLL_MS);
+  }
+}
+
+/**
+ * The Postgres processes of a cluster's directory: those that work in it, and an initdb, which has it
+ * open as fd 3. Without /proc at most `noted`, the pid that postmaster.pid names.
+ */
 async function findServers(dir: string, noted: number): Promise<readonly number[]> {
   const home = await fs.stat(dir).catch(() => null);
   if (home === null) return [];
@@ -513,14 +531,15 @@ async function findServers(dir: string, noted: number): Promise<readonly number[
   const pids: number[] = [];
   for (const name of await fs.readdir('/proc')) {
     if (!/^\d+$/.test(name)) continue;
-    try {
-      // Goes to the directory itself, whatever its path was called when the server started.
-      const cwd = await fs.stat(`/proc/${name}/cwd`);
-      if (cwd.dev !== home.dev || cwd.ino !== home.ino) continue;
-      const program = basename(await fs.readlink(`/proc/${name}/exe`));
-      if (/^postgres( \(deleted\))?$/.test(program)) pids.push(Number(name));
-    } catch {
-      // Ended meanwhile, or belongs to somebody else.
+    // Nothing to read: it ended meanwhile, or belongs to somebody else.
+    const program = basename(await fs.readlink(`/proc/${name}/exe`).catch(() => ''));
+    if (!/^(postgres|initdb)( \(deleted\))?$/.test(program)) continue;
+    for (const place of ['cwd', 'fd/3']) {
+      // Leads to the directory itself, whatever its path was called when the program started.
+      const found = await fs.stat(`/proc/${name}/${place}`).catch(() => null);
+      if (found?.dev !== home.dev || found.ino !== home.ino) continue;
+      pids.push(Number(name));
+      break;
     }
   }
   return pids;
@@ -544,7 +563,7 @@ async function launch(d: {
   try {
     const { child, pid } = await spawnServer({ ...d, socketDir });
     let isExpected = false;
-    const watchdog = child.stdio[5] as unknown as Socket;
+    const watchdog = (child.stdio as readonly unknown[])[5] as Socket;
     watchdog.on('error', () => undefined); // It is gone: then it has nothing left to watch.
     const ended = new Promise<PostgresExit>((settle) => {
       child.once('exit', (code, signal) => {
@@ -663,14 +682,16 @@ function levelOf(line: string): 'debug' | 'warn' | 'error' {
   if (severity === 'PANIC') return 'error';
   // A client hears of its own errors, and many are expected (a key that exists).
   if (severity === 'FATAL' || severity === 'ERROR') {
-    return by === 'client backend' || /^canceling autovacuum/.test(text ?? '') ? 'debug' : 'error';
+    return by === 'client backend' || text?.startsWith('canceling autovacuum') === true
+      ? 'debug'
+      : 'error';
   }
   const isTrouble = /was terminated by signal|not properly shut down|could not/.test(text ?? '');
   return severity === 'LOG' && isTrouble ? 'warn' : 'debug';
 }
 
 async function createDatabase(socketDir: string): Promise<void> {
-  const client = new pg.Client({
+  const client = new Client({
     connectionString: urlOf(socketDir, 'postgres'),
     connectionTimeoutMillis: CONNECT_TIMEOUT_MS,
   });
@@ -750,6 +771,11 @@ function run(
     child.once('error', (error) => settle({ code: null, output: error.message }));
     child.once('close', (code) => settle({ code, output }));
   });
+}
+
+/** The real path of a directory that does not exist yet, in one that does. */
+async function resolveParent(path: string): Promise<string> {
+  return join(await fs.realpath(dirname(path)), basename(path));
 }
 
 async function endsWithin(ended: Promise<unknown>, timeoutMs: number): Promise<boolean> {

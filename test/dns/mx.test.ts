@@ -190,7 +190,7 @@ const LITERAL = 'refused domain_literal 5.1.2 for good';
 const NO_HOST_NOW = 'refused no_usable_host 4.4.4';
 const NO_HOST = 'refused no_usable_host 5.4.4 for good';
 const GUARDED = 'refused address_refused 5.4.4 for good';
-const LOOP = 'refused mx_loop 5.4.6 for good';
+const LOOP = 'refused mail_loop 5.4.6 for good';
 const SELF = { ownHostname: 'Self.hosts.test.' };
 
 const rows: readonly (readonly [string, string, Partial<MxFinderOptions>?])[] = [

@@ -5,13 +5,25 @@ import * as assert from 'uvu/assert';
 import { startApp, until, type App } from '../support/app.ts';
 
 interface SinkList {
-  data: { id: string; mail_from: string; rcpt_to: string[]; raw: string; received_at: string; tls: boolean }[];
+  data: {
+    id: string;
+    mail_from: string;
+    rcpt_to: string[];
+    raw: string;
+    received_at: string;
+    tls: boolean;
+  }[];
   has_more: boolean;
 }
 interface Timeline {
   events: { at: string; type: string; recipient: string | null; detail: Record<string, unknown> }[];
   recipients: { recipient: string; state: string; attempts: number; last_code: string | null }[];
-  waiting: { code: string; reason: string; next_attempt_at: string | null; recipients: string[] } | null;
+  waiting: {
+    code: string;
+    reason: string;
+    next_attempt_at: string | null;
+    recipients: string[];
+  } | null;
 }
 
 const test = suite('send');
@@ -128,7 +140,9 @@ test('a reply lost after the final dot is unknown: said, and not sent again at o
 });
 
 test('the email shows its worst recipient: undecided before final', async () => {
-  const id = await app.send({ to: ['ok@recipient.test', 'reject@recipient.test', 'full@recipient.test'] });
+  const id = await app.send({
+    to: ['ok@recipient.test', 'reject@recipient.test', 'full@recipient.test'],
+  });
   const decided = ({ recipients }: Timeline): boolean =>
     recipients.filter(({ state }) => state === 'delivered' || state === 'bounced').length === 2;
   await until(() => timelineOf(id), decided);

@@ -89,7 +89,11 @@ test('verdicts become states, and emails show them', async ({ q }) => {
     table.map(([verdict, , code], index) =>
       result(claimed.get(ids[index]!)!, epoch, {
         verdict,
-        evidence: { cause: code, enhanced: code?.includes('.') ? code : null, reply: `about ${verdict}` },
+        evidence: {
+          cause: code,
+          enhanced: code?.includes('.') ? code : null,
+          reply: `about ${verdict}`,
+        },
       }),
     ),
   );
@@ -106,7 +110,9 @@ test('verdicts become states, and emails show them', async ({ q }) => {
   }
 });
 
-test('the worst recipient decides: undecided before final, failed before bounced', async ({ q }) => {
+test('the worst recipient decides: undecided before final, failed before bounced', async ({
+  q,
+}) => {
   const epoch = await q.run();
   const shown = async (verdicts: readonly Parameters<typeof result>[2]['verdict'][]) => {
     const [id] = await q.enqueue(1, { deliveries: recipients(verdicts.length) });
@@ -123,7 +129,9 @@ test('the worst recipient decides: undecided before final, failed before bounced
   assert.is(await shown(['delivered', 'bounced', 'deferred']), 'delivery_delayed');
 });
 
-test('two workers settle recipients of one email at the same time: nothing is lost', async ({ q }) => {
+test('two workers settle recipients of one email at the same time: nothing is lost', async ({
+  q,
+}) => {
   const ids = await q.enqueue(20, { deliveries: recipients(4) });
   const [one, two] = [await q.run(), await q.run()];
   const first = await q.claim(one, 40);
@@ -185,13 +193,20 @@ test('what is due wakes, by lane or all, and what is not due does not', async ({
     claimed.map((one) => result(one, epoch, { verdict: 'deferred', delayMs: 3_600_000 })),
   );
   assert.is(await wake(q.store.pool, null), 0);
-  const alarms = await waitingLanes(q.store.pool, { horizonMs: 7_200_000, bucketMs: 5_000, max: 10 });
+  const alarms = await waitingLanes(q.store.pool, {
+    horizonMs: 7_200_000,
+    bucketMs: 5_000,
+    max: 10,
+  });
   assert.equal(alarms.map(({ lane }) => lane).toSorted(), ['mx:b.test', 'sink']);
   await q.store.pool.query("update delivery set due_at = now() - interval '1 second'");
   assert.is(await wake(q.store.pool, 'mx:b.test'), 1);
   assert.equal(await q.states(), { deferred: 2, ready: 1 });
   assert.is(await wake(q.store.pool, null), 2);
-  assert.is((await q.claim(epoch, 10)).every(({ attempt }) => attempt === 2), true);
+  assert.is(
+    (await q.claim(epoch, 10)).every(({ attempt }) => attempt === 2),
+    true,
+  );
 });
 
 test('an unknown outcome is tried once more and then stays unknown', async ({ q }) => {
@@ -230,7 +245,9 @@ test('a lost run: what its journal says decides', async ({ q }) => {
   );
 });
 
-test('a lost run without a journal: everything it held is unknown, never sent again at once', async ({ q }) => {
+test('a lost run without a journal: everything it held is unknown, never sent again at once', async ({
+  q,
+}) => {
   await q.enqueue(5);
   const epoch = await q.run();
   await q.claim(epoch, 5);
@@ -260,11 +277,15 @@ test('released before it began, an attempt leaves no trace', async ({ q }) => {
   assert.is(again?.attempt, 1);
 });
 
-test('group commit: one email that the database refuses does not take others with it', async ({ q }) => {
+test('group commit: one email that the database refuses does not take others with it', async ({
+  q,
+}) => {
   const commit = createGroupCommit(q.store.pool);
   const good = Array.from({ length: 10 }, () => newEmail({ tenantId: q.tenantId }));
   const bad = newEmail({ tenantId: q.tenantId, subject: 'NUL \0 cannot be stored' });
-  const outcomes = await Promise.allSettled([...good.slice(0, 5), bad, ...good.slice(5)].map(commit));
+  const outcomes = await Promise.allSettled(
+    [...good.slice(0, 5), bad, ...good.slice(5)].map(commit),
+  );
   assert.equal(
     outcomes.map(({ status }) => status === 'fulfilled'),
     [true, true, true, true, true, false, true, true, true, true, true],

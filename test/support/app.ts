@@ -98,7 +98,7 @@ export async function startApp(settings: Record<string, string> = {}): Promise<A
       },
       ...(body === undefined
         ? {}
-        : { body: isRaw ? (body as BodyInit) : JSON.stringify(body) }),
+        : { body: isRaw ? (body as NonNullable<RequestInit['body']>) : JSON.stringify(body) }),
     });
     const text = await response.text();
     let parsed: unknown = text;

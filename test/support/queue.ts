@@ -18,7 +18,11 @@ export interface Bench {
   readonly url: string;
   enqueue(count: number, about?: Partial<NewEmail>): Promise<readonly string[]>;
   run(): Promise<string>;
-  claim(epoch: string, max: number, about?: { perTenant?: number; exceptLanes?: string[] }): Promise<readonly ClaimedDelivery[]>;
+  claim(
+    epoch: string,
+    max: number,
+    about?: { perTenant?: number; exceptLanes?: string[] },
+  ): Promise<readonly ClaimedDelivery[]>;
   states(): Promise<Record<string, number>>;
   stop(): Promise<void>;
 }

@@ -1,0 +1,148 @@
+// The clock and the sweep behind it: alarms wake lanes at their time, and losing Agenda's store, before or
+// in mid-run, loses nothing. The tests run on Postgres, and on MongoDB when MAILSTEAD_TEST_MONGODB_URL
+// names one.
+import { mkdtemp, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { MongoClient } from 'mongodb';
+import { suite } from 'uvu';
+import * as assert from 'uvu/assert';
+import { startUpkeep, type Upkeep } from '../../src/jobs/upkeep.ts';
+import { settle } from '../../src/queue/settle.ts';
+import { until } from '../support/app.ts';
+import { openQueue, result, silent, type Bench } from '../support/queue.ts';
+
+const MONGODB_URL = process.env['MAILSTEAD_TEST_MONGODB_URL'];
+if (MONGODB_URL === undefined) {
+  console.log('skipped: MongoDB as the clock: MAILSTEAD_TEST_MONGODB_URL is not set');
+}
+
+interface Context {
+  q: Bench;
+  folder: string;
+  upkeep: Upkeep | null;
+}
+
+/** A database of its own for every test, so that they cannot meet. */
+const ownMongoUrl = (): string => {
+  const url = new URL(MONGODB_URL ?? 'mongodb://127.0.0.1');
+  url.pathname = `/mailstead_${Date.now().toString(36)}${Math.random().toString(36).slice(2)}`;
+  return url.href;
+};
+
+for (const backend of ['Postgres', 'MongoDB'] as const) {
+  const test = suite<Context>(`clock on ${backend}`);
+  const run = backend === 'MongoDB' && MONGODB_URL === undefined ? test.skip : test;
+  let mongodbUrl: string | null = null;
+
+  const start = async (context: Context, about: { sweepMs: number }): Promise<void> => {
+    context.upkeep = await startUpkeep({
+      store: context.q.store,
+      log: silent,
+      databaseUrl: context.q.url,
+      mongodbUrl,
+      journalFolder: context.folder,
+      onReady: () => undefined,
+      pruneSink: () => Promise.resolve(),
+      sweepMs: about.sweepMs,
+    });
+  };
+  const wipe = async ({ q }: Context): Promise<void> => {
+    if (mongodbUrl === null) {
+      await q.store.pool.query('drop table if exists agenda_jobs');
+    } else {
+      const client = await MongoClient.connect(mongodbUrl);
+      await client.db().dropDatabase();
+      await client.close();
+    }
+  };
+  /** Deferred, due after `delayMs`; the alarms are set as the settlement asks. */
+  const defer = async ({ q, upkeep }: Context, count: number, delayMs: number): Promise<void> => {
+    const epoch = await q.run();
+    await q.enqueue(count);
+    const claimed = await q.claim(epoch, count);
+    const { waiting } = await settle(
+      q.store,
+      claimed.map((one) => result(one, epoch, { verdict: 'deferred', delayMs })),
+    );
+    for (const { lane, dueAt } of waiting) upkeep?.alarm(lane, dueAt);
+  };
+  const allReady = (count: number) => (states: Record<string, number>) => states['ready'] === count;
+
+  test.before.each(async (context) => {
+    mongodbUrl = backend === 'MongoDB' ? ownMongoUrl() : null;
+    context.q = await openQueue();
+    context.folder = await mkdtemp(join(tmpdir(), 'mailstead-upkeep-'));
+    context.upkeep = null;
+  });
+  test.after.each(async (context) => {
+    await context.upkeep?.stop();
+    if (mongodbUrl !== null) await wipe(context);
+    await context.q.stop();
+    await rm(context.folder, { recursive: true, force: true });
+  });
+
+  run('an alarm wakes its lane without any sweep', async (context) => {
+    await start(context, { sweepMs: 3_600_000 });
+    await defer(context, 5, 200);
+    await until(() => context.q.states(), allReady(5));
+  });
+
+  run('deferrals of one lane and bucket are one job', async (context) => {
+    await start(context, { sweepMs: 3_600_000 });
+    await defer(context, 50, 3_600_000);
+    if (mongodbUrl !== null) return;
+    const read = async (): Promise<number> => {
+      const { rows } = await context.q.store.pool.query<{ count: string }>(
+        "select count(*) from agenda_jobs where name = 'wake-lane'",
+      );
+      return Number(rows[0]?.count);
+    };
+    await until(read, (count) => count >= 1);
+    assert.ok((await read()) <= 2, 'a bucket, or two when its border fell between');
+  });
+
+  run(
+    'the store wiped in mid-run: the sweep wakes what is due and starts the clock again',
+    async (context) => {
+      await start(context, { sweepMs: 300 });
+      await defer(context, 5, 1_500);
+      await wipe(context);
+      await until(() => context.q.states(), allReady(5));
+      // And the clock itself is back: its recurring jobs exist again.
+      if (mongodbUrl === null) {
+        await until(
+          async () =>
+            (
+              await context.q.store.pool
+                .query<{ name: string }>('select name from agenda_jobs order by name')
+                .catch(() => ({ rows: [] }))
+            ).rows.map(({ name }) => name),
+          (names) => names.includes('reap-lost-workers'),
+        );
+      }
+    },
+  );
+
+  run('alarms that were never set are found by the sweep of the next start', async (context) => {
+    await defer(context, 3, 300);
+    await start(context, { sweepMs: 3_600_000 });
+    await until(() => context.q.states(), allReady(3));
+  });
+
+  run('a lost worker is recovered', async (context) => {
+    const epoch = await context.q.run();
+    await context.q.enqueue(2);
+    await context.q.claim(epoch, 2);
+    await context.q.store.pool.query(
+      "update worker set heartbeat_at = now() - interval '5 minutes'",
+    );
+    await start(context, { sweepMs: 300 });
+    await until(
+      () => context.q.states(),
+      (states) => states['unknown'] === 2,
+    );
+  });
+
+  test.run();
+}
