@@ -51,6 +51,7 @@ export interface Appliance {
 export const HOME_DOMAIN = 'mailstead.test';
 const API_CONNECTIONS_MAX = 12;
 const DATABASE_WAIT_MS = 60_000;
+const DATABASE_RESTART_MS = 1_000;
 const MESSAGE_MAX_BYTES = 64 * 1024 * 1024;
 const HTTP_STOP_MAX_MS = 5_000;
 const READY_TIMEOUT_MS = 2_000;
@@ -182,10 +183,34 @@ async function start(config: Config, log: Logger, closers: Closers): Promise<App
   };
 }
 
+/** Starts the embedded Postgres and starts it again whenever it ends without being asked to. */
 async function startDatabase(dataDir: DataDir, log: Logger, closers: Closers): Promise<string> {
-  const postgres = await startEmbeddedPostgres({ dir: join(dataDir.path, 'postgres'), log });
-  closers.add(() => postgres.stop());
-  return postgres.url;
+  const options = { dir: join(dataDir.path, 'postgres'), log };
+  let stopped = false;
+  let running = await startEmbeddedPostgres(options);
+  const { url } = running;
+
+  const watch = async (): Promise<void> => {
+    while (!stopped) {
+      const { expected, code, signal } = await running.exited;
+      if (expected || stopped) return;
+      log.error({ code, signal }, 'Postgres ended; starting it again');
+      try {
+        running = await startEmbeddedPostgres(options);
+        if (running.url !== url) throw new Error('Postgres moved'); // everyone holds the first URL
+      } catch (error) {
+        log.error({ err: error }, 'Postgres cannot be started; trying again');
+        await new Promise((resolve) => setTimeout(resolve, DATABASE_RESTART_MS));
+      }
+    }
+  };
+  const watching = watch();
+  closers.add(async () => {
+    stopped = true;
+    await running.stop();
+    await watching;
+  });
+  return url;
 }
 
 /** A database that starts beside us may need a while; one that answers "no" needs no wait. */

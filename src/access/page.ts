@@ -56,3 +56,10 @@ export function toPage<T>(rows: readonly T[], cursor: Cursor): { items: T[]; has
   };
 }
 
+
+/** An id from a path, in lower case. Throws a Refusal when it is not a UUID. */
+export function checkId(id: string): string {
+  if (isUuid(id)) return id.toLowerCase();
+  const message = 'The `id` must be a valid UUID.';
+  throw refuseFields([{ path: 'id', message }], 'invalid_parameter');
+}

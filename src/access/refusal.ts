@@ -2,6 +2,8 @@
 // status and the `name` of the error envelope (Resend's list); the message says what to fix. The edges
 // translate it, so the same rule has the same words at every door. Nothing internal belongs in one.
 
+import { isDatabaseUnavailable } from '../store/unavailable.ts';
+
 interface Kind {
   readonly status: number;
   readonly name: string;
@@ -71,4 +73,17 @@ export function refuseFields(issues: readonly Issue[], code: RefusalCode = 'vali
   const [first] = issues;
   if (first === undefined) throw new Error('a refusal needs an issue');
   return new Refusal(code, first.message, { issues });
+}
+
+/** Worth a few tries by then, and not yet a timeout at the caller. */
+const RETRY_AFTER_SECONDS = 5;
+
+/** The refusal for an error that says the database is away; null for every other error. */
+export function refuseUnavailable(error: unknown): Refusal | null {
+  if (!isDatabaseUnavailable(error)) return null;
+  return new Refusal(
+    'service_unavailable',
+    'The database cannot be reached right now; try again in a few seconds.',
+    { retryAfterSeconds: RETRY_AFTER_SECONDS },
+  );
 }

@@ -16,12 +16,12 @@ import {
   Tags,
 } from '@tsoa/runtime';
 import type express from 'express';
+import { checkId } from '../access/page.ts';
 import { Refusal } from '../access/refusal.ts';
 import type { EmailRecord } from '../sending/read.ts';
 import { checkIdempotencyKey } from '../sending/idempotency.ts';
 import type { SendEmailRequest, SendEmailTag } from '../sending/request.ts';
 import type { EmailEvent, ProviderError } from '../store/email.ts';
-import { isUuid } from '../store/id.ts';
 import type { Trace, TraceRecipient, Waiting } from '../timeline/trace.ts';
 import { callerOf } from './authenticate.ts';
 import { requestIdOf, type ErrorEnvelope } from './envelope.ts';
@@ -190,13 +190,6 @@ export class EmailsController extends Controller {
 }
 
 const notFound = (): Refusal => new Refusal('not_found', 'Email not found');
-
-function checkId(id: string): string {
-  if (isUuid(id)) return id.toLowerCase();
-  throw new Refusal('invalid_parameter', 'The `id` must be a valid UUID.', {
-    issues: [{ path: 'id', message: 'The `id` must be a valid UUID.' }],
-  });
-}
 
 type Summarised = Omit<EmailRecord, 'content'>;
 const listOf = (given: readonly string[] | null | undefined): string[] | null =>

@@ -2,9 +2,8 @@
 // Refusal speaks for itself; everything else becomes a generic message and a line in the log.
 import type { ErrorRequestHandler, Response } from 'express';
 import { ValidateError, type FieldErrors } from '@tsoa/runtime';
-import { Refusal, refuseFields, type Issue } from '../access/refusal.ts';
+import { Refusal, refuseFields, refuseUnavailable, type Issue } from '../access/refusal.ts';
 import type { Logger } from '../log.ts';
-import { isDatabaseUnavailable } from '../store/unavailable.ts';
 
 /** What an error answer holds. */
 export interface ErrorEnvelope {
@@ -19,8 +18,6 @@ export interface ErrorEnvelope {
   /** What else is known; for validation every issue, each with its path. */
   details?: { issues: Issue[] };
 }
-
-const RETRY_AFTER_SECONDS = 5;
 
 export function sendRefusal(response: Response, refusal: Refusal): void {
   const envelope: ErrorEnvelope = {
@@ -67,13 +64,8 @@ interface HttpError extends Error {
 function toRefusal(error: unknown): Refusal {
   if (error instanceof Refusal) return error;
   if (error instanceof ValidateError) return fromFields(error.fields);
-  if (isDatabaseUnavailable(error)) {
-    return new Refusal(
-      'service_unavailable',
-      'The database cannot be reached right now. Nothing was accepted; try again in a few seconds.',
-      { retryAfterSeconds: RETRY_AFTER_SECONDS },
-    );
-  }
+  const unavailable = refuseUnavailable(error);
+  if (unavailable !== null) return unavailable;
   const { type, status, limit } = error as HttpError;
   switch (type) {
     case 'entity.parse.failed':

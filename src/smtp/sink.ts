@@ -124,9 +124,12 @@ export async function startSink(options: SinkOptions): Promise<Sink> {
     minVersion: 'TLSv1.2',
     ...(tls === null ? {} : { key: tls.key, cert: tls.cert }),
     disabledCommands: ['AUTH', 'WIZ', 'SHELL', 'KILL', ...(tls === null ? ['STARTTLS'] : [])],
-    // The defaults of these two wait a turn of the event loop for each command.
+    // The defaults of these three wait a turn of the event loop each.
     onConnect: (_session, reply) => reply(stopping === null ? null : refusal(STOPPING)),
-    onMailFrom: (_address, _session, reply) => reply(stopping === null ? null : refusal(STOPPING)),
+    // One step of every transaction must not be synchronous: smtp-server loses the rest of a write that
+    // holds two whole messages when it can run through the second one while it still ends the first.
+    onMailFrom: (_address, _session, reply) =>
+      queueMicrotask(() => reply(stopping === null ? null : refusal(STOPPING))),
     onRcptTo: ({ address }, _session, reply) => answerRecipient(address, reply),
     onData: receive,
   });

@@ -47,6 +47,7 @@ const CONNECT_TIMEOUT_MS = 10_000;
 const OUTPUT_MAX_CHARS = 16_384;
 const LAST_LINES_MAX = 20;
 const PROGRAM_FILES_MAX = 20_000;
+const DRAFT_AGE_MS = 3_600_000;
 
 /** Nothing of our own environment reaches Postgres: PGDATA and its kin would change what it does. */
 const ENVIRONMENT = {
@@ -228,7 +229,9 @@ async function findPrograms(account: Account, progress: Progress): Promise<Progr
   const inPlace = await probe(native, account);
   if (inPlace.programs !== null) return inPlace.programs;
   progress.at('copying the Postgres programs to where their user can reach them');
-  const name = `postgres-${basename(dirname(native))}-${hashOf(await listTree(native))}`;
+  const about = (await readText(join(native, '../package.json'))) ?? '{}';
+  const { version = '0' } = JSON.parse(about) as { readonly version?: string };
+  const name = `postgres-${version}-${hashOf([await listTree(native), process.arch])}`;
   for (const home of ['/var/cache/mailstead', join(tmpdir(), `mailstead-${process.getuid?.()}`)]) {
     if (!(await isOursAlone(home))) continue;
     const copy = join(home, name);
@@ -296,12 +299,13 @@ interface TreeEntry {
   readonly sizeBytes: number | null;
 }
 
-/** The files that a server needs, links resolved, in a fixed order. */
+/** The files that a server needs, without links, in a fixed order. */
 async function listTree(root: string): Promise<readonly TreeEntry[]> {
   const entries: TreeEntry[] = [];
   for (const path of (await fs.readdir(root, { recursive: true })).sort()) {
     if (/\.a$|^include\b|\bpkgconfig\b|\bpgxs\b/.test(path)) continue;
-    const found = await fs.stat(join(root, path));
+    const found = await fs.lstat(join(root, path));
+    if (found.isSymbolicLink()) continue;
     entries.push({ path, sizeBytes: found.isDirectory() ? null : found.size });
     if (entries.length > PROGRAM_FILES_MAX) throw new Error(`${root} has too many files`);
   }
@@ -318,6 +322,7 @@ async function copyPrograms(native: string, copy: string): Promise<boolean> {
   try {
     const entries = await listTree(native);
     if (await isCopy(copy, entries)) return true;
+    await sweepDrafts(dirname(copy));
     await fs.mkdir(draft, { mode: 0o755 });
     await fs.chmod(draft, 0o755);
     for (const { path, sizeBytes } of entries) {
@@ -335,6 +340,16 @@ async function copyPrograms(native: string, copy: string): Promise<boolean> {
     return false; // A full or read-only disk: the caller has another place to try.
   } finally {
     for (const path of [draft, `${draft}.old`]) await fs.rm(path, { recursive: true, force: true });
+  }
+}
+
+/** Of starters that were killed while they copied. */
+async function sweepDrafts(home: string): Promise<void> {
+  for (const name of await fs.readdir(home)) {
+    const path = join(home, name);
+    const ageMs = Date.now() - (await fs.lstat(path)).mtimeMs;
+    if (ageMs < DRAFT_AGE_MS || !/^postgres-.*\.[0-9a-f]{12}(\.old)?$/.test(name)) continue;
+    await fs.rm(path, { recursive: true, force: true });
   }
 }
 

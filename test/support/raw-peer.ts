@@ -96,11 +96,11 @@ export async function startRawPeer(script: PeerScript = {}): Promise<RawPeer> {
   const sockets = new Set<Socket>();
   let open = 0;
   let openMax = 0;
-  const ehlo = ['250-peer.test', ...(script.keywords ?? KEYWORDS).map((word) => `250-${word}`)];
-  ehlo.push(`250${ehlo.pop()?.slice(3).replace('-', ' ')}`);
+  const words = ['peer.test', ...(script.keywords ?? KEYWORDS)];
+  const ehlo = words.map((word, i) => `250${i < words.length - 1 ? '-' : ' '}${word}`).join('\n');
   const answers: Readonly<Record<string, PeerAnswer>> = {
     ...POLITE,
-    EHLO: { reply: ehlo.join('\n') },
+    EHLO: { reply: ehlo },
     ...script.on,
   };
 

@@ -1,7 +1,10 @@
-// The built-in sink for tests, with its messages in memory. It is the real thing behind a real socket:
-// the local part of a recipient chooses the reply (src/smtp/sink.ts), only `store` is ours.
+// The built-in sink for tests, with its messages in memory, and a bare client for talking to any server.
 //
-// A test can hold `store` back or let it fail, and waits for messages by count, never by time.
+// The sink is the real thing behind a real socket: the local part of a recipient chooses the reply
+// (src/smtp/sink.ts), only `store` is ours. A test can hold `store` back or let it fail, and waits for
+// messages by count, never by time.
+import { connect } from 'node:net';
+import type { Socket } from 'node:net';
 import { createLogger } from '../../src/log.ts';
 import { sinkCertificate, startSink } from '../../src/smtp/sink.ts';
 import type { SinkMessageInput } from '../../src/smtp/sink.ts';
@@ -19,6 +22,16 @@ export interface TestSink {
   /** From now on `store` rejects with `error`; null: it works again. */
   failWith(error: Error | null): void;
   stop(): Promise<void>;
+}
+
+export interface BareClient {
+  readonly socket: Socket;
+  /** Writes the text and CRLF, or the bytes as they are; answers the next reply. */
+  say(words: string | Buffer): Promise<string>;
+  /** The next reply, its lines joined by `|`; '' when the connection ends before one. */
+  reply(): Promise<string>;
+  /** Replies that came and were not asked for. */
+  waiting(): number;
 }
 
 /** The caller must `stop()` it or the process does not exit. `tls`: offer STARTTLS, default false. */
@@ -85,4 +98,46 @@ export async function startTestSink(
     },
     stop: () => sink.stop(),
   };
+}
+
+/** Connects and reads the greeting. The caller destroys the socket. */
+export async function dialBare(port: number): Promise<BareClient> {
+  const socket = connect({ port, host: '127.0.0.1', noDelay: true });
+  const replies: string[] = [];
+  let text = '';
+  let ended = false;
+  let wake = (): void => undefined;
+  socket.on('data', (chunk: Buffer) => {
+    text += chunk.toString();
+    for (let reply = firstReply(text); reply !== null; reply = firstReply(text)) {
+      replies.push(reply.trimEnd().replaceAll('\r\n', '|'));
+      text = text.slice(reply.length);
+    }
+    wake();
+  });
+  socket.on('error', () => undefined); // 'close' follows.
+  socket.on('close', () => {
+    ended = true;
+    wake();
+  });
+  const reply = async (): Promise<string> => {
+    while (replies.length === 0 && !ended) {
+      await new Promise<void>((resolve) => (wake = resolve));
+    }
+    return replies.shift() ?? '';
+  };
+  await reply();
+  return {
+    socket,
+    reply,
+    waiting: () => replies.length,
+    say: (words) => {
+      socket.write(typeof words === 'string' ? `${words}\r\n` : words);
+      return reply();
+    },
+  };
+}
+
+function firstReply(text: string): string | null {
+  return /^(?:\d{3}-[^\n]*\n)*\d{3} [^\n]*\n/.exec(text)?.[0] ?? null;
 }
