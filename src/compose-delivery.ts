@@ -41,10 +41,7 @@ const SUBMISSIONS_PORT = 465;
 /** What the settings say about delivery. */
 export function describeDelivery(
   config: Config,
-): Omit<
-  DeliverySetup,
-  'databaseUrl' | 'secret' | 'sinkPort' | 'journalFolder' | 'blobFolder'
-> {
+): Omit<DeliverySetup, 'databaseUrl' | 'secret' | 'sinkPort' | 'journalFolder' | 'blobFolder'> {
   return {
     hostname: config.hostname,
     smarthost: config.smarthostUrl === null ? null : readSmarthost(config.smarthostUrl),

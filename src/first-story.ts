@@ -35,7 +35,9 @@ export async function tellFirstStory(
   print('');
   print(`  API key    ${key}`);
   print(`  Reference  ${publicUrl}/docs`);
-  print(`  Sink       ${publicUrl}/sink/messages   (what was delivered; nothing leaves this machine)`);
+  print(
+    `  Sink       ${publicUrl}/sink/messages   (what was delivered; nothing leaves this machine)`,
+  );
   print(`  Health     ${publicUrl}/health/ready`);
   print('');
   print('  Send one yourself:');

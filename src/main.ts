@@ -19,7 +19,11 @@ function settings(): Config {
 
 async function main(): Promise<void> {
   const config = settings();
-  const log: Logger = createLogger({ level: config.logLevel, name: 'mailstead', mode: config.mode });
+  const log: Logger = createLogger({
+    level: config.logLevel,
+    name: 'mailstead',
+    mode: config.mode,
+  });
   process.on('unhandledRejection', (error) => {
     log.fatal({ err: error }, 'a fault that nothing handles');
     process.exit(1);

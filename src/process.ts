@@ -30,7 +30,8 @@ export async function endProcess(run: Pick<LostRun, 'pid' | 'startTime'>): Promi
   process.kill(run.pid, 'SIGKILL');
   const deadline = Date.now() + END_MAX_MS;
   while (isAlive()) {
-    if (Date.now() > deadline) throw new Error(`process ${run.pid} of an earlier start does not end`);
+    if (Date.now() > deadline)
+      throw new Error(`process ${run.pid} of an earlier start does not end`);
     await new Promise((resolve) => setTimeout(resolve, POLL_MS));
   }
 }

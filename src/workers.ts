@@ -56,11 +56,16 @@ export function startWorkers(options: {
         );
       }
     });
-    child.once('error', (error) => log.error({ err: error }, 'a delivery worker cannot be started'));
+    child.once('error', (error) =>
+      log.error({ err: error }, 'a delivery worker cannot be started'),
+    );
     child.once('exit', (code, signal) => {
       children.delete(child);
       if (stopping) return;
-      log.error({ worker_pid: child.pid, code, signal }, 'a delivery worker died; starting another');
+      log.error(
+        { worker_pid: child.pid, code, signal },
+        'a delivery worker died; starting another',
+      );
       void replace(child.pid);
     });
   };

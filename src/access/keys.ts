@@ -73,7 +73,7 @@ export function createAuthenticator(pool: Pool): (token: string) => Promise<Call
     readonly resolve: (caller: Caller | null) => void;
     readonly reject: (error: unknown) => void;
   }
-  let waiting: Waiting[] = [];
+  const waiting: Waiting[] = [];
 
   const ask = async (batch: readonly Waiting[]): Promise<void> => {
     try {

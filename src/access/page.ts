@@ -56,7 +56,6 @@ export function toPage<T>(rows: readonly T[], cursor: Cursor): { items: T[]; has
   };
 }
 
-
 /** An id from a path, in lower case. Throws a Refusal when it is not a UUID. */
 export function checkId(id: string): string {
   if (isUuid(id)) return id.toLowerCase();

@@ -69,7 +69,10 @@ export class Refusal extends Error {
 }
 
 /** The refusal of a request whose fields are wrong: the first issue is the message, all are listed. */
-export function refuseFields(issues: readonly Issue[], code: RefusalCode = 'validation_error'): Refusal {
+export function refuseFields(
+  issues: readonly Issue[],
+  code: RefusalCode = 'validation_error',
+): Refusal {
   const [first] = issues;
   if (first === undefined) throw new Error('a refusal needs an issue');
   return new Refusal(code, first.message, { issues });

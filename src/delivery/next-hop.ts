@@ -84,7 +84,10 @@ function toSink(d: NextHopDependencies): NextHops {
 async function toSmarthost(d: NextHopDependencies): Promise<NextHops> {
   const { smarthost } = d;
   if (smarthost === null) {
-    return none(false, 'no_smarthost', ['4.3.5', 'this delivery waits for a smarthost, but none is set']);
+    return none(false, 'no_smarthost', [
+      '4.3.5',
+      'this delivery waits for a smarthost, but none is set',
+    ]);
   }
   const { host, port, login, implicitTls } = smarthost;
   let addresses: readonly string[];
@@ -93,7 +96,10 @@ async function toSmarthost(d: NextHopDependencies): Promise<NextHops> {
     addresses = isIP(host) ? [host] : (await lookup(host, { all: true })).map((a) => a.address);
   } catch (error) {
     const reason = (error as NodeJS.ErrnoException).code ?? 'unknown';
-    return none(false, 'dns_failed', ['4.4.3', `the smarthost ${host} cannot be resolved: ${reason}`]);
+    return none(false, 'dns_failed', [
+      '4.4.3',
+      `the smarthost ${host} cannot be resolved: ${reason}`,
+    ]);
   }
   // A password is only ever said over a connection that proved whose it is.
   const isLoopback = addresses.every((address) => address.startsWith('127.') || address === '::1');
@@ -122,18 +128,16 @@ async function toMx(d: NextHopDependencies, domain: string): Promise<NextHops> {
     return none(result.permanent, result.code, [result.enhanced, result.message]);
   }
   const targets = result.hosts.flatMap((host) =>
-    host.addresses.map(
-      ({ address }): Target => ({
-        host: host.name,
-        address,
-        port: d.mxPort,
-        tls: 'opportunistic',
-        verify: false,
-        login: null,
-        helloName: d.helloName,
-        trusted: false,
-      }),
-    ),
+    host.addresses.map(({ address }): Target => ({
+      host: host.name,
+      address,
+      port: d.mxPort,
+      tls: 'opportunistic',
+      verify: false,
+      login: null,
+      helloName: d.helloName,
+      trusted: false,
+    })),
   );
   return { kind: 'targets', targets: targets.slice(0, ADDRESSES_MAX) };
 }

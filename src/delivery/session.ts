@@ -102,12 +102,12 @@ export async function openSession(
   return createSession(connection, target, dialled);
 }
 
-const failure = (
-  stage: Stage,
-  cause: Cause,
-  reply: string | null,
-  message: string,
-): Failure => ({ stage, cause, reply, message });
+const failure = (stage: Stage, cause: Cause, reply: string | null, message: string): Failure => ({
+  stage,
+  cause,
+  reply,
+  message,
+});
 
 function dial(target: Target): Promise<Socket | Failure> {
   return new Promise((resolve) => {
@@ -182,7 +182,11 @@ function describe(error: EngineError, stage: Stage): Failure {
   const reply = error.response ?? null;
   if (reply !== null) return failure(stage, 'protocol_error', reply, reply);
   const cause =
-    error.code === 'ETLS' ? 'tls_failed' : error.code === 'EAUTH' ? 'auth_failed' : 'connection_lost';
+    error.code === 'ETLS'
+      ? 'tls_failed'
+      : error.code === 'EAUTH'
+        ? 'auth_failed'
+        : 'connection_lost';
   return failure(stage, cause, null, error.message);
 }
 
@@ -229,7 +233,7 @@ function createSession(connection: SMTPConnection, target: Target, dialled: Sock
           body,
           (error, info) => {
             if (!error) resolve({ kind: 'accepted', reply: info.response });
-            else resolve(toResult(error as EngineError, dotSent));
+            else resolve(toResult(error, dotSent));
           },
         );
       });

@@ -89,7 +89,6 @@ export function createSigning({
     const spare = Array.from({ length: piecesPerThread }, () => new ArrayBuffer(pieceOctets));
     const thread: Thread = { worker, spare, job: null };
     threads.add(thread);
-    worker.unref();
     worker.on('message', (message: FromThread) => receive(thread, message));
     worker.on('error', (error: unknown) => {
       lose(thread, new Error('signing: the thread broke', { cause: error }));

@@ -125,7 +125,10 @@ export async function startWorker(options: WorkerOptions): Promise<Worker> {
       return { ...about, verdict, evidence, delayMs };
     } catch (error) {
       // A fault of ours: the peer is not to blame and the mail must not be lost over it.
-      log.error({ err: error, email: delivery.emailId, attempt: delivery.attempt }, 'attempt broke');
+      log.error(
+        { err: error, email: delivery.emailId, attempt: delivery.attempt },
+        'attempt broke',
+      );
       line.session?.close();
       line.session = null;
       return {

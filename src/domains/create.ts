@@ -42,7 +42,10 @@ export async function generateDkimKeys(): Promise<
 export async function createDomain(
   client: PoolClient,
   domain: NewDomain,
-  dkim: { readonly sealingKey: Buffer; readonly keys: Awaited<ReturnType<typeof generateDkimKeys>> },
+  dkim: {
+    readonly sealingKey: Buffer;
+    readonly keys: Awaited<ReturnType<typeof generateDkimKeys>>;
+  },
 ): Promise<string> {
   const id = newId();
   await client.query(

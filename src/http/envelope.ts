@@ -39,7 +39,10 @@ export function createErrorHandler(log: Logger): ErrorRequestHandler {
   return (error: unknown, request, response, next) => {
     const refusal = toRefusal(error);
     if (refusal.status >= 500) {
-      log.error({ err: error, request_id: requestIdOf(response), path: request.path }, 'request failed');
+      log.error(
+        { err: error, request_id: requestIdOf(response), path: request.path },
+        'request failed',
+      );
     }
     if (response.headersSent) {
       next(error); // half an answer is out: only closing the connection is honest
@@ -77,10 +80,16 @@ function toRefusal(error: unknown): Refusal {
       );
     case 'encoding.unsupported':
     case 'charset.unsupported':
-      return new Refusal('invalid_request', 'The request body must be UTF-8, plain, gzip, deflate or br.');
+      return new Refusal(
+        'invalid_request',
+        'The request body must be UTF-8, plain, gzip, deflate or br.',
+      );
     case 'request.size.invalid':
     case 'request.aborted':
-      return new Refusal('invalid_request', 'The request body ended early or has the wrong length.');
+      return new Refusal(
+        'invalid_request',
+        'The request body ended early or has the wrong length.',
+      );
     default:
   }
   if (error instanceof URIError || (status !== undefined && status >= 400 && status < 500)) {
@@ -98,13 +107,13 @@ function fromFields(fields: FieldErrors): Refusal {
     const path = key.replace(/^(requestBody|body|query|path)\.?/, '').replace(/^\$/, '') || 'body';
     return { path, message: explain(path, message) };
   });
-  const isMissing = Object.values(fields).some(({ message }) => / is required$/.test(message));
+  const isMissing = Object.values(fields).some(({ message }) => message.endsWith(' is required'));
   return refuseFields(issues, isMissing ? 'missing_required_field' : 'validation_error');
 }
 
 function explain(path: string, message: string): string {
   const name = `\`${path}\``;
-  if (/ is required$/.test(message)) {
+  if (message.endsWith(' is required')) {
     return path === 'body' ? 'Missing request body.' : `Missing ${name} field.`;
   }
   const rules: readonly (readonly [RegExp, string])[] = [
@@ -122,7 +131,8 @@ function explain(path: string, message: string): string {
   ];
   for (const [pattern, words] of rules) {
     const match = pattern.exec(message);
-    if (match !== null) return `${name} ${words.replace('$1', match[1] ?? '')}${expectation(message)}.`;
+    if (match !== null)
+      return `${name} ${words.replace('$1', match[1] ?? '')}${expectation(message)}.`;
   }
   return `${name} is not valid.`;
 }
@@ -139,4 +149,3 @@ function expectation(message: string): string {
   ];
   return wanted.length === 0 ? '' : `; it must be ${wanted.join(' or ')}`;
 }
-

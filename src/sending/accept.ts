@@ -88,7 +88,8 @@ export async function acceptEmail(
 
 /** What makes two requests the same: the fields that matter, as they were given. */
 function meaning(checked: CheckedEmail): unknown {
-  const given = (list: readonly { given: string }[]): string[] => list.map(({ given: text }) => text);
+  const given = (list: readonly { given: string }[]): string[] =>
+    list.map(({ given: text }) => text);
   return {
     ...checked,
     from: checked.from.given,
@@ -191,7 +192,12 @@ async function findAuthorDomain(
   const mayUse = caller.domainId === null || caller.domainId === domain?.id;
   if (!mayUse) {
     throw refuseFields(
-      [{ path: 'from', message: `This API key may only send from its own domain, not from ${name}.` }],
+      [
+        {
+          path: 'from',
+          message: `This API key may only send from its own domain, not from ${name}.`,
+        },
+      ],
       'domain_not_verified',
     );
   }

@@ -91,7 +91,10 @@ export async function takeKey(
 const parsed = (value: unknown): unknown => (typeof value === 'string' ? JSON.parse(value) : value);
 
 /** Forgets keys whose window has passed; at most `max` a call. How many. */
-export async function forgetOldKeys(client: Pick<PoolClient, 'query'>, max: number): Promise<number> {
+export async function forgetOldKeys(
+  client: Pick<PoolClient, 'query'>,
+  max: number,
+): Promise<number> {
   const { rowCount } = await client.query(
     `delete from idempotency_key where (tenant_id, scope, key) in (
        select tenant_id, scope, key from idempotency_key

@@ -249,4 +249,3 @@ function distinct(mailboxes: readonly Mailbox[]): readonly Mailbox[] {
   }
   return [...seen.values()];
 }
-

@@ -1,7 +1,7 @@
 // The connection to Postgres: MikroORM for the nouns, its own pg pool for the hot statements, so both
 // share one set of connections. Migrates forward under an advisory lock and refuses a schema that is
 // newer than this program.
-import { MikroORM, type EntityManager, type SqlEntityManager } from '@mikro-orm/postgresql';
+import { MikroORM, type SqlEntityManager } from '@mikro-orm/postgresql';
 import { Migrator } from '@mikro-orm/migrations';
 import type { Pool, PoolClient } from 'pg';
 import type { Logger } from '../log.ts';
@@ -75,12 +75,11 @@ export async function openStore(options: {
     logger: (message: string) => options.log.debug(message),
   });
   try {
-    const connection = orm.em.getConnection() as unknown as { getNativeClient(): Promise<Pool> };
-    const pool = await connection.getNativeClient();
+    const pool = await orm.em.getConnection().getNativeClient();
     if (options.migrate) await migrate(orm, pool, options.log);
     return {
       pool,
-      em: () => orm.em.fork({ useContext: false }) as SqlEntityManager & EntityManager,
+      em: () => orm.em.fork({ useContext: false }),
       transact: (work) => transact(pool, work),
       close: () => orm.close(true),
     };

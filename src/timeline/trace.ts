@@ -60,14 +60,12 @@ export async function readTrace(store: Store, tenantId: string, id: string): Pro
   ]);
   const recipientAt = new Map(deliveries.map(({ position, recipient }) => [position, recipient]));
   const events = [
-    ...entries.map(
-      (entry): TraceEvent => ({
-        at: entry.at,
-        type: entry.kind,
-        recipient: null,
-        detail: { ...entry.detail },
-      }),
-    ),
+    ...entries.map((entry): TraceEvent => ({
+      at: entry.at,
+      type: entry.kind,
+      recipient: null,
+      detail: { ...entry.detail },
+    })),
     ...attempts.flatMap((row) => eventsOf(row, recipientAt.get(row.position) ?? null)),
   ];
   events.sort((a, b) => a.at.getTime() - b.at.getTime());
@@ -112,7 +110,9 @@ function eventsOf(row: AttemptFacts, recipient: string | null): TraceEvent[] {
       at: finishedAt,
       type: outcome,
       recipient,
-      detail: Object.fromEntries(Object.entries(detail).filter(([, value]) => value !== null && value !== undefined)),
+      detail: Object.fromEntries(
+        Object.entries(detail).filter(([, value]) => value !== null && value !== undefined),
+      ),
     },
   ];
 }

@@ -123,7 +123,7 @@ const refused: readonly [text: string, advice: RegExp][] = [
   [`a@${`${'x'.repeat(62)}.`.repeat(4)}example`, /octets|longer than 254/],
   [`${'x'.repeat(65)}@x.example`, /64 octets/],
   [`${'ü'.repeat(33)}@x.example`, /64 octets/],
-  [`${'x'.repeat(2001)}`, /2000 characters/],
+  ['x'.repeat(2001), /2000 characters/],
   ['.a@x.example', /dot/],
   ['a.@x.example', /dot/],
   ['a..b@x.example', /dot/],

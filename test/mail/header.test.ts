@@ -133,7 +133,7 @@ test('folds at white space only, and unfolds to the same value', () => {
   for (const value of [
     `${long}, <mailto:u@x.example>`,
     `<mailto:u@x.example>, ${long}`,
-    `${'<0123456789.abcdef@mail.x.example> '.repeat(40)}`.trim(),
+    '<0123456789.abcdef@mail.x.example> '.repeat(40).trim(),
     `a${' '.repeat(30)}${'b'.repeat(70)} c`,
     `${'b'.repeat(70)}${' '.repeat(30)}c`,
     `a${' '.repeat(100)}b${'c'.repeat(70)} d`,

@@ -24,7 +24,7 @@ const secondTenant = async (q: Bench): Promise<string> => {
 const emailOf = async (q: Bench, id: string) => {
   const email = await findEmail(q.store, q.tenantId, id);
   assert.ok(email);
-  return email!;
+  return email;
 };
 
 test('a row is claimed once, whoever asks at the same time', async ({ q }) => {
@@ -37,7 +37,7 @@ test('a row is claimed once, whoever asks at the same time', async ({ q }) => {
   assert.is(new Set(claimed).size, claimed.length);
   // SKIP LOCKED may pass rows over while others hold them; the rest is there for the next claim.
   for (;;) {
-    const more = await q.claim(runs[0]!, 50);
+    const more = await q.claim(runs[0], 50);
     if (more.length === 0) break;
     claimed.push(...more.map(({ emailId }) => emailId));
   }

@@ -42,7 +42,9 @@ export async function until<T>(read: () => Promise<T>, done: (value: T) => boole
     const value = await read();
     if (done(value)) return value;
     if (Date.now() > deadline) {
-      throw new Error(`still not so after ${WAIT_MAX_MS} ms: ${JSON.stringify(value)?.slice(0, 2_000)}`);
+      throw new Error(
+        `still not so after ${WAIT_MAX_MS} ms: ${JSON.stringify(value)?.slice(0, 2_000)}`,
+      );
     }
     await new Promise((resolve) => setTimeout(resolve, POLL_MS));
   }
@@ -80,6 +82,7 @@ export async function startApp(settings: Record<string, string> = {}): Promise<A
   const base = `http://127.0.0.1:${appliance.httpPort}`;
   const key = appliance.firstKey?.token ?? '';
 
+  // oxlint-disable-next-line typescript/no-unnecessary-type-parameters -- the caller knows the form
   const call: App['call'] = async <T>(
     method: string,
     path: string,

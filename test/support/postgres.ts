@@ -6,7 +6,7 @@
  * and takes it along when it exits. Nothing is fsynced.
  */
 import { randomBytes } from 'node:crypto';
-import { rmSync } from 'node:fs';
+import { existsSync, rmSync } from 'node:fs';
 import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -16,6 +16,8 @@ import { startEmbeddedPostgres } from '../../src/store/embedded.ts';
 
 /** Several test files at once, each with pools of its own. */
 const CONNECTIONS_MAX = 200;
+const REMOVE_TURNS_MAX = 100;
+const REMOVE_PAUSE_MS = 20;
 
 export interface Cluster {
   /** Of the database `postgres`, as superuser. */
@@ -95,15 +97,25 @@ async function boot(): Promise<BootedCluster> {
       abandon() {
         if (isStopped) return;
         process.kill(postgres.pid, 'SIGQUIT');
-        for (const path of [home, postgres.socketDir]) {
-          // The server may still be writing for a few milliseconds.
-          rmSync(path, { recursive: true, force: true, maxRetries: 20, retryDelay: 20 });
-        }
+        for (const path of [home, postgres.socketDir]) removeNow(path);
       },
     };
   } catch (error) {
     await rm(home, { recursive: true, force: true });
     throw error;
+  }
+}
+
+/** The server may still be writing for a few milliseconds; rmSync's own retries give up silently. */
+function removeNow(path: string): void {
+  const sleeper = new Int32Array(new SharedArrayBuffer(4));
+  for (let turn = 0; turn < REMOVE_TURNS_MAX && existsSync(path); turn++) {
+    if (turn > 0) Atomics.wait(sleeper, 0, 0, REMOVE_PAUSE_MS);
+    try {
+      rmSync(path, { recursive: true, force: true });
+    } catch {
+      // Not empty after all: the next turn.
+    }
   }
 }
 
