@@ -5,6 +5,7 @@
 import { MongoBackend } from '@agendajs/mongo-backend';
 import { PostgresBackend } from '@agendajs/postgres-backend';
 import { Agenda, type AgendaBackend } from 'agenda';
+import { Pool } from 'pg';
 import type { Logger } from '../log.ts';
 
 export interface Recurring {
@@ -45,10 +46,19 @@ export function createClock(options: {
   let starting: Promise<void> | null = null;
   let stopped = false;
 
+  // A pool of its own: MikroORM's reads times as text, which Agenda does not expect.
+  let pool: Pool | null = null;
+  const openPool = (): Pool => {
+    const opened = new Pool({ connectionString: options.databaseUrl, max: POOL_MAX });
+    // Without a listener a connection that Postgres closes would end the whole process.
+    opened.on('error', (error) => log.warn({ err: error }, 'the clock lost a connection'));
+    opened.on('connect', (client) => client.on('error', () => undefined));
+    return opened;
+  };
   const backend = (): AgendaBackend =>
     options.mongodbUrl === null
       ? new PostgresBackend({
-          poolConfig: { connectionString: options.databaseUrl, max: POOL_MAX },
+          pool: (pool ??= openPool()),
           disableNotifications: true, // NOTIFY takes a database-wide lock at commit
         })
       : new MongoBackend({ address: options.mongodbUrl });
@@ -141,6 +151,7 @@ export function createClock(options: {
       const agenda = running;
       running = null;
       if (agenda !== null) await stopQuietly(agenda);
+      await pool?.end();
     },
   };
 }

@@ -51,6 +51,8 @@ export interface SinkOptions {
   /** Absent or null: STARTTLS is neither offered nor known. */
   readonly tls?: SinkCertificate | null;
   readonly maxMessageBytes?: number;
+  /** What all connections together may hold between DATA and the reply; beyond it 452 4.3.1. */
+  readonly maxBufferedBytes?: number;
   readonly log: Logger;
   readonly now?: () => Date;
 }
@@ -66,7 +68,6 @@ export interface Sink {
 
 const SLOW_MS = 5_000;
 const MESSAGE_BYTES_MAX = 50 * 1024 * 1024;
-/** What all connections together may hold in memory between DATA and the reply. */
 const BUFFERED_BYTES_MAX = 512 * 1024 * 1024;
 const RECIPIENTS_MAX = 1_000;
 const HEADER_LINES_MAX = 5_000;
@@ -103,6 +104,7 @@ const TOO_MANY_CLIENTS: Refusal = { code: 421, text: '4.3.2 Too many connections
 /** Resolves when the sink listens; rejects when it cannot (a port in use). */
 export async function startSink(options: SinkOptions): Promise<Sink> {
   const { log, slowMs = SLOW_MS, tls = null, now = () => new Date() } = options;
+  const { maxBufferedBytes = BUFFERED_BYTES_MAX } = options;
   const countTempfail = createTempfailCounter();
   let bufferedBytes = 0;
   let stopping: Promise<void> | null = null;
@@ -161,7 +163,7 @@ export async function startSink(options: SinkOptions): Promise<Sink> {
       chunks = [];
     };
     stream.on('data', (chunk: Buffer) => {
-      if (bufferedBytes + chunk.length > BUFFERED_BYTES_MAX) refused = NO_MEMORY;
+      if (bufferedBytes + chunk.length > maxBufferedBytes) refused = NO_MEMORY;
       // smtp-server answers an oversized message by itself, after its last byte.
       if (refused !== null || stream.sizeExceeded) return release();
       chunks.push(chunk);

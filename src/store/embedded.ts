@@ -46,6 +46,7 @@ const POLL_MS = 25;
 const CONNECT_TIMEOUT_MS = 10_000;
 const OUTPUT_MAX_CHARS = 16_384;
 const LAST_LINES_MAX = 20;
+const INITDB_LINES_MAX = 6;
 const PROGRAM_FILES_MAX = 20_000;
 const DRAFT_AGE_MS = 3_600_000;
 
@@ -191,7 +192,10 @@ export async function runningPostgresUrl(dir: string): Promise<string | null> {
 /** As root: the owner of an existing cluster, else user `postgres`, made where missing, else `nobody`. */
 async function chooseAccount(dir: string, progress: Progress): Promise<Account> {
   if (process.getuid === undefined) throw noBinaries();
-  if (process.getuid() !== 0) return null;
+  if (process.getuid() !== 0) {
+    await refuseForeign(dir, process.getuid());
+    return null;
+  }
   const cluster = await fs.stat(join(dir, 'PG_VERSION')).catch(() => null);
   if (cluster !== null && cluster.uid !== 0) return { uid: cluster.uid, gid: cluster.gid };
   const known = await findAccount('postgres');
@@ -209,6 +213,15 @@ async function chooseAccount(dir: string, progress: Progress): Promise<Account> 
   throw new EmbeddedPostgresFailed(
     'Postgres refuses to run as root, and there is no user postgres or nobody to run it as. ' +
       'Start as an ordinary user, or set MAILSTEAD_DATABASE_URL.',
+  );
+}
+
+async function refuseForeign(dir: string, uid: number): Promise<void> {
+  const owner = (await fs.stat(dir).catch(() => null))?.uid ?? uid;
+  if (owner === uid) return;
+  throw new EmbeddedPostgresFailed(
+    `The database in ${dir} belongs to user id ${owner}, and this process runs as ${uid}. ` +
+      `Start as that user or as root, or change the owner (chown -R ${uid} ${dir}).`,
   );
 }
 
@@ -417,7 +430,8 @@ async function initialise(
     if (d.durable === false) flags.push('--no-sync');
     const args = [`--pgdata=${opened.path}`, `--username=${SUPERUSER}`, ...flags];
     const { code, output } = await run(d.programs.initdb, args, d.account, opened.stdio);
-    if (code !== 0) throw new Error(`initdb failed: ${output.trim()}`);
+    const last = output.trim().split('\n').slice(-INITDB_LINES_MAX).join('\n');
+    if (code !== 0) throw new Error(`initdb failed: ${last}`);
   } finally {
     await opened.close();
   }
@@ -431,17 +445,10 @@ async function initialise(
   await fs.rmdir(staging);
 }
 
-/** Postgres insists on owning its directory alone; a restored copy may belong to root. */
+/** Postgres insists on owning its directory alone; a copy that root restored belongs to root. */
 async function settleOwnership(dir: string, account: Account): Promise<void> {
   const found = await fs.stat(dir);
-  const uid = account?.uid ?? process.getuid?.();
-  if (found.uid !== uid && account === null) {
-    throw new EmbeddedPostgresFailed(
-      `The database in ${dir} belongs to user id ${found.uid}, and this process runs as ${uid}. ` +
-        `Start as that user or as root, or change the owner (chown -R ${uid} ${dir}).`,
-    );
-  }
-  if (account !== null && found.uid !== uid) {
+  if (account !== null && found.uid !== account.uid) {
     for (const path of await fs.readdir(dir, { recursive: true })) {
       await fs.lchown(join(dir, path), account.uid, account.gid);
     }
@@ -865,7 +872,8 @@ function explain(error: unknown, dir: string): EmbeddedPostgresFailed {
       { cause: error },
     );
   }
-  if (/ENOSPC|No space left/i.test(text)) advice = 'The disk is full: free some space.';
+  if (/ENOSPC|No space left|Check free disk space/i.test(text))
+    advice = 'The disk is full: free some space.';
   else if (/EDQUOT|quota/i.test(text)) advice = 'The disk quota is used up.';
   else if (/EROFS|Read-only file/i.test(text)) advice = 'The file system is read-only.';
   else if (/look up effective user/.test(text)) {

@@ -161,7 +161,8 @@ test('starts when the server itself was killed and its pid is another process no
   assert.equal(exit, { code: null, signal: 'SIGKILL', expected: false });
   const pidFile = join(dir, 'postmaster.pid');
   const note = await fs.readFile(pidFile, 'utf8');
-  const other = spawn('sleep', ['1000']);
+  const { uid, gid } = await fs.stat(pidFile); // Of the same user: Postgres ignores other people's.
+  const other = spawn('sleep', ['1000'], process.getuid?.() === 0 ? { uid, gid } : {});
   children.add(other);
   await fs.writeFile(pidFile, note.replace(/^\d+/, String(other.pid)));
   const second = await start();

@@ -41,7 +41,7 @@ export interface PeerScript {
 export interface PeerConnection {
   /** 1 for the first one. */
   readonly number: number;
-  /** `C: EHLO x`, `S: 250 ok`, `* reset`, `* closed`, in order; of a message its size only. */
+  /** `C: EHLO x`, `S: 250-a\n250 b`, `* reset`, `* closed`, in order; of a message its size only. */
   readonly transcript: string[];
   /** How often each moment came, this time included. */
   readonly counts: Record<string, number>;
@@ -128,28 +128,33 @@ export async function startRawPeer(script: PeerScript = {}): Promise<RawPeer> {
   async function converse(socket: Socket, connection: PeerConnection): Promise<void> {
     const take = reader(socket);
 
-    /** What was said to one moment, or null when the script is over. */
-    async function answer(moment: string, line = ''): Promise<string | null> {
+    /** What was said to one moment, and whether the script is over with it. */
+    async function answer(moment: string, line = ''): Promise<{ said: string; over: boolean }> {
       connection.counts[moment] = (connection.counts[moment] ?? 0) + 1;
       const scripted = answers[moment] ?? { reply: '500 5.5.2 not known' };
       const actions = typeof scripted === 'function' ? await scripted(line, connection) : scripted;
       let said = '';
       for (const action of [actions].flat()) {
         const text = await act(socket, action);
-        note(connection, text === null ? `* ${Object.keys(action)[0]}` : `S: ${text.trimEnd()}`);
-        if (text === null || socket.destroyed) return null;
+        note(
+          connection,
+          text === null
+            ? `* ${Object.keys(action)[0]}`
+            : `S: ${text.trimEnd().replaceAll('\r', '')}`,
+        );
+        if (text === null || socket.destroyed) return { said, over: true };
         said += text;
       }
-      return said;
+      return { said, over: false };
     }
 
-    /** What was said to the dot, or null. */
-    async function takeMessage(): Promise<string | null> {
+    /** From 354 to the answer to the dot; whether the script is over with it. */
+    async function takeMessage(): Promise<boolean> {
       const enough = script.bodyBytes ?? 1;
       await take((bytes) => (bytes.length >= enough || messageLength(bytes) !== -1 ? 0 : -1));
-      if ((await answer('body')) === null) return null;
+      if ((await answer('body')).over) return true;
       const wire = await take(messageLength);
-      if (wire === null) return null;
+      if (wire === null) return true;
       note(connection, `C: (${wire.length} bytes)`);
       const { number, mail, rcpts } = connection;
       const message = {
@@ -162,13 +167,13 @@ export async function startRawPeer(script: PeerScript = {}): Promise<RawPeer> {
       };
       messages.push(message);
       Object.assign(connection, { mail: '', rcpts: [] });
-      const said = await answer('dot');
-      message.accepted = said?.startsWith('2') ?? false;
-      return said;
+      const { said, over } = await answer('dot');
+      message.accepted = said.startsWith('2');
+      return over;
     }
 
-    let said = await answer('connect');
-    while (said !== null) {
+    let { over } = await answer('connect');
+    while (!over) {
       const bytes = await take((pending) => pending.indexOf('\n') + 1 || -1);
       if (bytes === null) break;
       const line = bytes.toString().replace(/\r?\n$/, '');
@@ -177,8 +182,9 @@ export async function startRawPeer(script: PeerScript = {}): Promise<RawPeer> {
       const moment = verb.toUpperCase();
       if (moment === 'MAIL') Object.assign(connection, { mail: rest.join(' '), rcpts: [] });
       if (moment === 'RCPT') connection.rcpts.push(rest.join(' '));
-      said = await answer(moment, line);
-      if (moment === 'DATA' && said?.startsWith('354') === true) said = await takeMessage();
+      const answered = await answer(moment, line);
+      const takes = moment === 'DATA' && answered.said.startsWith('354') && !answered.over;
+      over = takes ? await takeMessage() : answered.over;
     }
     await take(() => -1); // Until the client ends its side.
     socket.end();

@@ -7,7 +7,7 @@ import { connect } from 'node:net';
 import type { Socket } from 'node:net';
 import { createLogger } from '../../src/log.ts';
 import { sinkCertificate, startSink } from '../../src/smtp/sink.ts';
-import type { SinkMessageInput } from '../../src/smtp/sink.ts';
+import type { SinkMessageInput, SinkOptions } from '../../src/smtp/sink.ts';
 
 export interface TestSink {
   readonly port: number;
@@ -36,11 +36,9 @@ export interface BareClient {
 
 /** The caller must `stop()` it or the process does not exit. `tls`: offer STARTTLS, default false. */
 export async function startTestSink(
-  options: {
-    readonly tls?: boolean;
-    readonly slowMs?: number;
-    readonly maxMessageBytes?: number;
-  } = {},
+  options: Partial<
+    Pick<SinkOptions, 'slowMs' | 'maxMessageBytes' | 'maxBufferedBytes'> & { readonly tls: boolean }
+  > = {},
 ): Promise<TestSink> {
   const { tls = false, ...limits } = options;
   const messages: SinkMessageInput[] = [];
