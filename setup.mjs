@@ -490,7 +490,12 @@ async function writeRoutes() {
 // The routes and the OpenAPI document, the settings page and the example of an environment.
 async function generate() {
   await writeRoutes();
-  await tool('generating the settings page', ['--import', 'tsx', 'src/config.ts', '--write']);
+  await tool('generating the settings page', [
+    '--import',
+    'tsx',
+    'src/settings-reference.ts',
+    '--write',
+  ]);
 }
 
 // ---- main ---------------------------------------------------------------------------------------

@@ -10,9 +10,9 @@ import { createResolver } from './dns/resolver.ts';
 import { createDomainLookup } from './domains/lookup.ts';
 import type { Logger } from './log.ts';
 import type { Waiting } from './queue/settle.ts';
-import { processStartTime } from './process.ts';
 import { openDiskBlobs } from './store/blob.ts';
 import { openStore } from './store/orm.ts';
+import { processStartTime } from './store/process.ts';
 import { deriveKey } from './store/seal.ts';
 
 /** Everything a worker needs to know; survives JSON. */

@@ -1,23 +1,10 @@
-// Telling processes apart although the kernel uses their numbers again: a pid and its start time together
-// name one process. Part of the composition root.
-import { readFileSync } from 'node:fs';
+// Ending a worker process of an earlier start, and no other that has its number by now. Part of the
+// composition root.
 import type { LostRun } from './delivery/journal.ts';
+import { processStartTime } from './store/process.ts';
 
-/** Field 22 of /proc/<pid>/stat; the second field is in parentheses and may hold anything. */
-const FIELDS_BEFORE_START = 19;
 const POLL_MS = 20;
 const END_MAX_MS = 10_000;
-
-/** When a process started, in the kernel's clock ticks; null when it is gone or the kernel does not say. */
-export function processStartTime(pid: number): string | null {
-  try {
-    const stat = readFileSync(`/proc/${pid}/stat`, 'utf8');
-    const fields = stat.slice(stat.lastIndexOf(')') + 2).split(' ');
-    return fields[0] === 'Z' ? null : (fields[FIELDS_BEFORE_START] ?? null);
-  } catch {
-    return null;
-  }
-}
 
 /**
  * Makes sure that a worker process of an earlier start is gone before anybody takes over what it held. Does

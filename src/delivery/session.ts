@@ -139,7 +139,11 @@ interface EngineError extends Error {
 
 function greet(connection: SMTPConnection, target: Target): Promise<Failure | null> {
   return new Promise((resolve) => {
-    const onError = (error: EngineError): void => resolve(describe(error, stageOf(error, true)));
+    const onError = (error: EngineError): void => {
+      // A peer that breaks off in the handshake is told by the engine as a lost connection.
+      const stage = connection.upgrading ? 'tls' : stageOf(error, true);
+      resolve(describe(error, stage));
+    };
     connection.once('error', onError);
     connection.connect((error?: EngineError | null) => {
       if (error) return onError(error);
@@ -182,11 +186,7 @@ function describe(error: EngineError, stage: Stage): Failure {
   const reply = error.response ?? null;
   if (reply !== null) return failure(stage, 'protocol_error', reply, reply);
   const cause =
-    error.code === 'ETLS'
-      ? 'tls_failed'
-      : error.code === 'EAUTH'
-        ? 'auth_failed'
-        : 'connection_lost';
+    stage === 'tls' ? 'tls_failed' : stage === 'auth' ? 'auth_failed' : 'connection_lost';
   return failure(stage, cause, null, error.message);
 }
 

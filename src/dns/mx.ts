@@ -6,19 +6,10 @@
 // literals, the null MX, lists whose best host is this machine, and addresses that the guard refuses.
 
 import { isIP } from 'node:net';
-import { domainToASCII } from 'node:url';
-import type { AddressGuard } from './address-guard.ts';
+import { cnameFault, isHostName, NAME_CHARS_MAX, nameOf, toALabels } from './host-name.ts';
+import { familiesInOrder, lookUpHosts, shareAttempts, shuffled } from './mx-hosts.ts';
+import type { Candidate, HostLookupOptions, Lookup, MxHost } from './mx-hosts.ts';
 import type { DnsAnswer, MxRecord, Resolver } from './resolver.ts';
-
-export type AddressPolicy = 'ipv4_first' | 'ipv6_first' | 'ipv4_only' | 'ipv6_only';
-export type MxAddress = { readonly address: string; readonly family: 4 | 6 };
-export type MxHost = {
-  /** Lower-case A-label; what the certificate and an MTA-STS policy must match. */
-  readonly name: string;
-  readonly preference: number;
-  /** In the order to try; never empty. */
-  readonly addresses: readonly MxAddress[];
-};
 
 export type MxHosts = {
   readonly kind: 'hosts';
@@ -55,28 +46,14 @@ export type MxDeferred = {
 export type MxResult = MxHosts | MxRefused | MxDeferred;
 export type MxFinder = { readonly findHosts: (domain: string) => Promise<MxResult> };
 
-export type MxFinderOptions = {
-  readonly resolver: Pick<Resolver, 'mx' | 'a' | 'aaaa' | 'cname'>;
-  readonly guard: AddressGuard;
-  /** Default `ipv4_first`: large receivers ask more of a sender over IPv6 (PTR, SPF) than over IPv4. */
-  readonly addressPolicy?: AddressPolicy;
+export type MxFinderOptions = HostLookupOptions & {
+  readonly resolver: Pick<Resolver, 'mx'>;
   /** A host of this name in the list is this machine. */
   readonly ownHostname?: string;
-  /** In [0, 1). */
-  readonly random: () => number;
 };
 
-export const ADDRESSES_PER_ATTEMPT_MAX = 5;
-/** Hosts whose addresses are asked for at the same time; the next ones are asked only if none of these is usable. */
-const HOSTS_IN_PARALLEL_MAX = 5;
-const HOSTS_MAX = 20;
-const CNAMES_MAX = 16;
 const REASONS_IN_MESSAGE_MAX = 3;
-// RFC 1035 §2.3.4.
-const LABEL_CHARS_MAX = 63;
-const NAME_CHARS_MAX = 253;
 
-type Candidate = { readonly name: string; readonly preference: number };
 type Route =
   | {
       readonly kind: 'mx';
@@ -84,13 +61,6 @@ type Route =
       readonly records: readonly MxRecord[];
     }
   | { readonly kind: 'implicit'; readonly cnames: readonly string[]; readonly name: string };
-/** What one host's lookups came to; a host may have good, refused and unknown addresses at once. */
-type Lookup = Candidate & {
-  readonly addresses: readonly MxAddress[];
-  readonly isOurs: boolean;
-  readonly refusals: readonly string[];
-  readonly failure: string | null;
-};
 
 /** A finder over one resolver and one guard. It keeps nothing; the resolver does. */
 export function createMxFinder(options: MxFinderOptions): MxFinder {
@@ -143,30 +113,6 @@ function domainLiteral(domain: string): MxRefused {
   return refused('domain_literal', '5.1.2', `Mail to the address literal ${shown} is not sent.`);
 }
 
-/** RFC 5891 §4. Returns '' for what has no ASCII form. */
-function toALabels(domain: string): string {
-  const trimmed = domain.replace(/\.$/, '');
-  // domainToASCII reads ASCII as a URL's host would be read: it rewrites 0x7f.1 and cuts at a slash.
-  if (/^[\0-\x7f]*$/.test(trimmed)) return trimmed.toLowerCase();
-  return /^[a-z0-9._\u0080-\u{10ffff}-]*$/iu.test(trimmed) ? domainToASCII(trimmed) : '';
-}
-
-/**
- * True for names that a mail host can have: letters, digits, hyphens inside (RFC 1123 §2.1), and underscores,
- * which are wrong and in use. The last label of an address in any notation is numeric, that of a name never is.
- */
-function isHostName(name: string): boolean {
-  const labels = name.split('.');
-  return (
-    name.length <= NAME_CHARS_MAX &&
-    labels.every(
-      (label) =>
-        label.length <= LABEL_CHARS_MAX && /^[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?$/.test(label),
-    ) &&
-    !/^(\d+|0x[0-9a-f]*)$/.test(labels.at(-1) ?? '')
-  );
-}
-
 /**
  * Follows CNAMEs of the domain and asks for its MX.
  *
@@ -216,12 +162,6 @@ function routeOf(found: {
   return { kind: 'implicit', cnames, name };
 }
 
-function cnameFault(seen: readonly string[], target: string): string | null {
-  if (!isHostName(target)) return 'lead to an invalid name';
-  if (seen.includes(target)) return `form a loop at ${target}`;
-  return seen.length > CNAMES_MAX ? `form a chain of more than ${CNAMES_MAX}` : null;
-}
-
 /** Drops what cannot be a host: `.` beside others, addresses in place of names, bad labels. */
 function usableCandidates(records: readonly MxRecord[]): readonly Candidate[] | 'null_mx' {
   const hosts = records.filter(({ exchange }) => exchange !== '');
@@ -244,126 +184,12 @@ function inOrder(candidates: readonly Candidate[], random: () => number): readon
   });
 }
 
-/** Fisher and Yates. */
-function shuffled<T>(items: readonly T[], random: () => number): T[] {
-  const drawn: T[] = [];
-  for (const item of items) {
-    const at = Math.floor(random() * (drawn.length + 1));
-    const displaced = drawn[at];
-    if (displaced !== undefined) drawn.push(displaced);
-    drawn[at] = item;
-  }
-  return drawn;
-}
-
 /**
  * RFC 5321 §5.1: when this machine is in the list, it is dropped with every host of equal or worse preference;
  * handing the message to one of those would bring it back.
  */
 function betterThan(ours: Candidate | undefined): (host: Candidate) => boolean {
   return ({ preference }) => ours === undefined || preference < ours.preference;
-}
-
-/** The first batch with a usable host ends the search; a domain may list more dead hosts than one attempt tries. */
-async function lookUpHosts(
-  options: MxFinderOptions,
-  candidates: readonly Candidate[],
-): Promise<readonly Lookup[]> {
-  const looked: Lookup[] = [];
-  const last = Math.min(candidates.length, HOSTS_MAX);
-  for (let at = 0; at < last; at += HOSTS_IN_PARALLEL_MAX) {
-    const batch = candidates.slice(at, Math.min(at + HOSTS_IN_PARALLEL_MAX, last));
-    looked.push(...(await Promise.all(batch.map((host) => lookUpHost(options, host)))));
-    if (looked.some(({ addresses }) => addresses.length > 0)) break;
-  }
-  return looked;
-}
-
-async function lookUpHost(options: MxFinderOptions, host: Candidate): Promise<Lookup> {
-  const { resolver, guard, random } = options;
-  const families = familiesInOrder(options);
-  const answers = await askAddresses(resolver, { name: host.name, families });
-  const found = answers.flatMap(({ family, answer }) => {
-    const records = answer.kind === 'found' ? answer.records : [];
-    return shuffled([...new Set(records)], random).map((address) => ({ address, family }));
-  });
-  const addresses: MxAddress[] = [];
-  const refusals: string[] = [];
-  let isOurs = false;
-  for (const one of found) {
-    const verdict = guard.check(one.address);
-    if (verdict.ok) addresses.push(one);
-    else refusals.push(`${host.name}: ${verdict.reason}`);
-    if (!verdict.ok && verdict.kind === 'own_address') isOurs = true;
-  }
-  const failed = answers.map(({ answer }) => answer).find(({ kind }) => kind === 'failed');
-  const failure = failed?.kind === 'failed' ? `${host.name}: ${failed.cause}` : null;
-  return { ...host, addresses, isOurs, refusals, failure };
-}
-
-type AddressAnswer = { readonly family: 4 | 6; readonly answer: DnsAnswer<string> };
-
-/**
- * Asks for the addresses of one host.
- *
- * An MX must not name a CNAME (RFC 2181 §10.3); where it does, the chain is followed, by the DNS server as a rule,
- * and here when that server sends a CNAME alone.
- */
-async function askAddresses(
-  resolver: MxFinderOptions['resolver'],
-  asked: { readonly name: string; readonly families: readonly (4 | 6)[] },
-): Promise<readonly AddressAnswer[]> {
-  const seen: string[] = [];
-  let name = asked.name;
-  for (;;) {
-    const answers = await Promise.all(asked.families.map((family) => askFamily(name, family)));
-    const bare = answers.every(({ answer }) => answer.kind === 'no_data');
-    if (!bare) return answers;
-    const cname = await resolver.cname(name);
-    if (cname.kind === 'failed') return [...answers, { family: 4, answer: cname }];
-    if (cname.kind !== 'found') return answers;
-    seen.push(name);
-    name = nameOf(cname.records[0] ?? '');
-    // Treated like a domain's own bad chain: nothing is known about the host.
-    const why = cnameFault(seen, name);
-    if (why === null) continue;
-    return [{ family: 4, answer: { kind: 'failed', cause: `its CNAME records ${why}` } }];
-  }
-
-  async function askFamily(host: string, family: 4 | 6): Promise<AddressAnswer> {
-    return { family, answer: await (family === 4 ? resolver.a(host) : resolver.aaaa(host)) };
-  }
-}
-
-function familiesInOrder(options: MxFinderOptions): readonly (4 | 6)[] {
-  switch (options.addressPolicy ?? 'ipv4_first') {
-    case 'ipv4_first':
-      return [4, 6];
-    case 'ipv6_first':
-      return [6, 4];
-    case 'ipv4_only':
-      return [4];
-    case 'ipv6_only':
-      return [6];
-  }
-}
-
-/** Gives every host its first address, then every host its second, until the attempt is full; order is kept. */
-function shareAttempts(lookups: readonly Lookup[]): readonly MxHost[] {
-  const shares = lookups.map(() => 0);
-  let left = ADDRESSES_PER_ATTEMPT_MAX;
-  for (let round = 0; round < ADDRESSES_PER_ATTEMPT_MAX; round += 1) {
-    for (const [at, { addresses }] of lookups.entries()) {
-      if (left === 0 || round >= addresses.length) continue;
-      shares[at] = round + 1;
-      left -= 1;
-    }
-  }
-  return lookups
-    .map(({ name, preference, addresses }, at) => {
-      return { name, preference, addresses: addresses.slice(0, shares[at]) };
-    })
-    .filter(({ addresses }) => addresses.length > 0);
 }
 
 /** What to say when no host of a domain has an address that may be used. */
@@ -417,9 +243,4 @@ function deferred(message: string): MxDeferred {
 function some(reasons: readonly string[]): string {
   const more = reasons.length > REASONS_IN_MESSAGE_MAX ? '; …' : '';
   return reasons.slice(0, REASONS_IN_MESSAGE_MAX).join('; ') + more;
-}
-
-/** A name as the DNS spells it, as names are compared here. */
-function nameOf(text: string): string {
-  return text.toLowerCase().replace(/\.$/, '');
 }

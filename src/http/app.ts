@@ -1,8 +1,7 @@
 // The HTTP edge: one express app. Every API request passes the same gate in the same order: known path (404),
 // method (405), credential (401), what the key may do (401), rate (429), body (400, 413); then tsoa's
-// routes check the fields (422) and call a verb. Nothing of a body is read for a caller we do not know.
+// routes check the fields (422) and call a verb. Nothing of a body is looked at for a caller we do not know.
 import { randomUUID } from 'node:crypto';
-import { isUtf8 } from 'node:buffer';
 import express, { type Express, type NextFunction, type Request, type Response } from 'express';
 import helmet from 'helmet';
 import type { Caller } from '../access/keys.ts';
@@ -10,6 +9,7 @@ import type { RateLimiter } from '../access/rate-limit.ts';
 import { Refusal } from '../access/refusal.ts';
 import type { Logger } from '../log.ts';
 import { bearerToken, restriction, setCaller } from './authenticate.ts';
+import { BODY_MAX_BYTES, createBodyReader } from './body.ts';
 import { createErrorHandler, sendRefusal } from './envelope.ts';
 import { createReference, readOpenApi } from './reference.ts';
 import { createRouteTable } from './routes.ts';
@@ -27,8 +27,6 @@ export interface AppOptions {
 }
 
 const API_VERSION = '2026-05-06';
-/** 40 MB of attachments after base64, and room for the rest of the message. */
-const BODY_MAX_BYTES = 48 * 1024 * 1024;
 const REQUEST_ID = /^[A-Za-z0-9._-]{1,64}$/;
 
 export function createApp(options: AppOptions): Express {
@@ -65,18 +63,8 @@ export function createApp(options: AppOptions): Express {
 
   const api = express.Router();
   api.use(createGate(options));
-  api.use(
-    express.json({
-      limit: BODY_MAX_BYTES,
-      // Programs that forget the content type mean JSON too; nothing else is spoken here.
-      type: () => true,
-      verify: (_request, _response, body) => {
-        if (!isUtf8(body)) {
-          throw new Refusal('invalid_json', 'The request body is not valid UTF-8.');
-        }
-      },
-    }),
-  );
+  // Programs that forget the content type mean JSON too; nothing else is spoken here.
+  api.use(...createBodyReader());
   RegisterRoutes(api);
   app.use('/api', api);
   app.use('/', api);
@@ -121,8 +109,9 @@ function createGate(options: AppOptions) {
       if (refusal.code === 'method_not_allowed' && methods !== null) {
         response.setHeader('allow', methods.join(', '));
       }
-      // The body, if any, stays unread: it must not be taken for the next request.
-      if (hasBody(request)) response.setHeader('connection', 'close');
+      // Node reads past a body that nobody asked for, so that a caller who sends first and listens then gets to
+      // hear this answer. More than an email can have ends the connection instead.
+      if (announcedBytes(request) > BODY_MAX_BYTES) response.setHeader('connection', 'close');
       sendRefusal(response, refusal);
       return;
     }
@@ -131,6 +120,7 @@ function createGate(options: AppOptions) {
   };
 }
 
-const hasBody = (request: Request): boolean =>
-  request.headers['transfer-encoding'] !== undefined ||
-  Number(request.headers['content-length'] ?? 0) > 0;
+const announcedBytes = (request: Request): number =>
+  request.headers['transfer-encoding'] === undefined
+    ? Number(request.headers['content-length'] ?? 0)
+    : Infinity;

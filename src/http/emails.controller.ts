@@ -5,6 +5,7 @@ import {
   Example,
   Get,
   Header,
+  OperationId,
   Path,
   Post,
   Query,
@@ -121,6 +122,7 @@ export class EmailsController extends Controller {
    * @param idempotencyKey 1 to 256 characters. The same key and request give the same answer for 24 hours.
    */
   @Post()
+  @OperationId('sendEmail')
   @SuccessResponse(200, 'Accepted')
   @Response<ErrorEnvelope>(400, 'The body is not JSON, or the idempotency key is not valid')
   @Response<ErrorEnvelope>(409, 'The idempotency key was used for another request')
@@ -154,6 +156,7 @@ export class EmailsController extends Controller {
    * @param before The id of the first item of the page after.
    */
   @Get()
+  @OperationId('listEmails')
   @SuccessResponse(200, 'A page')
   @Response<ErrorEnvelope>(422, 'A bad limit or cursor')
   async list(
@@ -168,6 +171,7 @@ export class EmailsController extends Controller {
 
   /** Retrieves one email with its content and state. */
   @Get('{id}')
+  @OperationId('getEmail')
   @SuccessResponse(200, 'The email')
   @Response<ErrorEnvelope>(404, 'No such email')
   @Response<ErrorEnvelope>(422, 'The id is not a UUID')
@@ -179,6 +183,7 @@ export class EmailsController extends Controller {
 
   /** Everything that is known about one email, from the HTTP request to the last SMTP reply. */
   @Get('{id}/timeline')
+  @OperationId('getEmailTimeline')
   @SuccessResponse(200, 'The timeline')
   @Response<ErrorEnvelope>(404, 'No such email')
   @Response<ErrorEnvelope>(422, 'The id is not a UUID')

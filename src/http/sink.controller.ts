@@ -3,6 +3,7 @@ import {
   Controller,
   Delete,
   Get,
+  OperationId,
   Query,
   Request,
   Response,
@@ -58,6 +59,7 @@ export class SinkController extends Controller {
    * @param limit 1 to 100, default 20.
    */
   @Get()
+  @OperationId('listSinkMessages')
   @SuccessResponse(200, 'A page')
   @Response<ErrorEnvelope>(422, 'A bad limit or cursor')
   async list(
@@ -84,6 +86,7 @@ export class SinkController extends Controller {
 
   /** Empties the sink. */
   @Delete()
+  @OperationId('emptySink')
   @SuccessResponse(200, 'Emptied')
   async empty(@Request() request: express.Request): Promise<SinkEmptied> {
     callerOf(request);

@@ -7,7 +7,7 @@
  * is hashed by whoever is passed as `hashBody` (delivery/signing.ts has a thread for large ones).
  *
  * It refuses (throws) what would leave a signature out or make it invalid: no keys, a key of another algorithm, a
- * name that cannot stand in `d=` or `s=`, a header without end. Why dkim-signer canonicalises only some messages:
+ * name that cannot stand in `d=` or `s=`, a header without measure. Why dkim-signer canonicalises only some messages:
  * docs/architecture.md.
  */
 import assert from 'node:assert/strict';
@@ -17,7 +17,7 @@ import type { KeyObject } from 'node:crypto';
 import { promisify } from 'node:util';
 import { DKIMCanonicalizer } from 'dkim-signer';
 import { hashBodyOctets } from './dkim-body.ts';
-import { headerOctetsMax } from './header.ts';
+import { headerFieldsMax, headerOctetsMax } from './header.ts';
 
 export type DkimAlgorithm = 'rsa-sha256' | 'ed25519-sha256';
 
@@ -113,7 +113,7 @@ export function hashSmallBody(body: Uint8Array): string {
 
 /**
  * True for a body that dkim-signer canonicalises rightly and in linear time: short, 7-bit text with CRLF only,
- * something in it, no long runs of white space or blank lines. `compose` makes nothing else.
+ * something in it, no long runs of white space or blank lines. Up to that size `compose` makes nothing else.
  */
 export function isPackageBody(body: Uint8Array): boolean {
   if (body.length > packageBodyOctetsMax) return false;
@@ -251,6 +251,7 @@ function coverFields(header: string): Covered {
     }
     names.push(name);
   }
+  assert(names.length <= headerFieldsMax, `dkim: more than ${headerFieldsMax} fields to sign`);
   return { names, data };
 }
 

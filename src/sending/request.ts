@@ -29,7 +29,7 @@ export interface SendEmailRequest {
   /** Labels to find the email by: at most 75. */
   tags?: SendEmailTag[] | null;
   /** Not in this release: refused when given. */
-  attachments?: unknown[] | null;
+  attachments?: unknown;
   /** Not in this release: refused when given. */
   scheduled_at?: string | null;
   /** Not in this release: refused when given. */
@@ -97,7 +97,7 @@ export function checkRequest(request: SendEmailRequest): CheckedEmail {
       const parsed = parseMailbox(text);
       if (parsed.ok) return [parsed.mailbox];
       const at = Array.isArray(given) ? `${path}.${index}` : path;
-      issues.push({ path: at, message: `Invalid \`${at}\` address: ${parsed.problem}.` });
+      issues.push({ path: at, message: `Invalid \`${at}\` field: the address ${parsed.problem}.` });
       return [];
     });
   };
@@ -126,7 +126,11 @@ export function checkRequest(request: SendEmailRequest): CheckedEmail {
   else {
     const parsed = parseMailbox(request.from ?? '');
     if (parsed.ok) from = parsed.mailbox;
-    else issues.push({ path: 'from', message: `Invalid \`from\` address: ${parsed.problem}.` });
+    else
+      issues.push({
+        path: 'from',
+        message: `Invalid \`from\` field: the address ${parsed.problem}.`,
+      });
   }
   const cc = readList('cc');
   const bcc = readList('bcc');
@@ -157,7 +161,9 @@ const isAbsent = (value: unknown): boolean => value === undefined || value === n
 const missingField = (path: string): Issue => ({ path, message: `Missing \`${path}\` field.` });
 
 function refuseWhatIsNotYet(request: SendEmailRequest): void {
-  const issues = NOT_YET.filter((path) => !isAbsent(request[path])).map((path) => ({
+  const asksNothing = (value: unknown): boolean =>
+    isAbsent(value) || (Array.isArray(value) && value.length === 0);
+  const issues = NOT_YET.filter((path) => !asksNothing(request[path])).map((path) => ({
     path,
     message: `\`${path}\` is not supported by this release yet; send without it.`,
   }));
@@ -192,6 +198,14 @@ function headerIssues(headers: readonly (readonly [string, string])[]): readonly
       },
     ];
   }
+  // The schema lets values through whose names every object has: `constructor`, `__proto__`, …
+  const wrong = headers.filter(([, value]) => typeof value !== 'string');
+  if (wrong.length > 0) {
+    return wrong.map(([name]) => ({
+      path: `headers.${name}`,
+      message: `\`headers.${name}\` must be a string.`,
+    }));
+  }
   const sizeBytes = headers.reduce(
     (sum, [name, value]) => sum + Buffer.byteLength(name) + Buffer.byteLength(value),
     0,
@@ -205,10 +219,14 @@ function headerIssues(headers: readonly (readonly [string, string])[]): readonly
     ];
   }
   return headers.flatMap(([name, value]) => {
-    const problem = checkHeader(name, value);
+    const problem = checkHeader(name, value) ?? unicodeProblem(name, value);
     return problem === null ? [] : [{ path: `headers.${name}`, message: problem }];
   });
 }
+
+/** Half a surrogate pair: JSON can write it, UTF-8 and Postgres cannot. */
+const unicodeProblem = (name: string, value: string): string | null =>
+  value.isWellFormed() ? null : `The header ${name} is not valid Unicode text.`;
 
 function tagIssues(tags: readonly SendEmailTag[]): readonly Issue[] {
   if (tags.length > TAGS_MAX) {

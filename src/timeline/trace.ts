@@ -1,6 +1,7 @@
 // Reads everything that is known about one email, in order of time: the facts of its timeline and each
 // attempt with what the peer said, for every recipient. And answers "why has it not arrived yet?"
 // with one code, one sentence and the time of the next try.
+import { IsolationLevel } from '@mikro-orm/core';
 import type { Store } from '../store/orm.ts';
 import { Attempt, Delivery, type DeliveryState } from '../store/delivery.ts';
 import { Email } from '../store/email.ts';
@@ -50,14 +51,21 @@ const UNKNOWNS_MAX = 2;
 
 /** The whole story of the tenant's email, or null when the tenant has no such email. */
 export async function readTrace(store: Store, tenantId: string, id: string): Promise<Trace | null> {
-  const em = store.em();
-  const email = await em.findOne(Email, { tenantId, id }, { fields: ['id'] });
-  if (email === null) return null;
-  const [entries, deliveries, attempts] = await Promise.all([
-    store.em().find(TimelineEntry, { tenantId, emailId: id }, { limit: EVENTS_MAX }),
-    store.em().find(Delivery, { tenantId, emailId: id }, { orderBy: { position: 'asc' } }),
-    store.em().find(Attempt, { tenantId, emailId: id }, { limit: EVENTS_MAX }),
-  ]);
+  // One snapshot: an attempt that ends between two reads must not be half of the story.
+  const rows = await store.em().transactional(
+    async (em) => {
+      if ((await em.count(Email, { tenantId, id })) === 0) return null;
+      const ofEmail = { tenantId, emailId: id };
+      return {
+        entries: await em.find(TimelineEntry, ofEmail, { limit: EVENTS_MAX }),
+        deliveries: await em.find(Delivery, ofEmail, { orderBy: { position: 'asc' } }),
+        attempts: await em.find(Attempt, ofEmail, { limit: EVENTS_MAX }),
+      };
+    },
+    { isolationLevel: IsolationLevel.REPEATABLE_READ, readOnly: true },
+  );
+  if (rows === null) return null;
+  const { entries, deliveries, attempts } = rows;
   const recipientAt = new Map(deliveries.map(({ position, recipient }) => [position, recipient]));
   const events = [
     ...entries.map((entry): TraceEvent => ({

@@ -4,8 +4,9 @@
 import { suite } from 'uvu';
 import * as assert from 'uvu/assert';
 import { createAddressGuard } from '../../src/dns/address-guard.ts';
-import { ADDRESSES_PER_ATTEMPT_MAX, createMxFinder } from '../../src/dns/mx.ts';
+import { createMxFinder } from '../../src/dns/mx.ts';
 import type { MxFinderOptions, MxResult } from '../../src/dns/mx.ts';
+import { ADDRESSES_PER_ATTEMPT_MAX } from '../../src/dns/mx-hosts.ts';
 import { createResolver } from '../../src/dns/resolver.ts';
 import type { Resolver } from '../../src/dns/resolver.ts';
 import { startDns } from '../support/dns.ts';

@@ -1,112 +1,19 @@
-// Composed messages: what every later step relies on, checked on hostile content, against mailparser as the reader
-// and nodemailer's MailComposer as a second writer. And the text made from HTML.
+// Composed messages: what every later step relies on, with mailparser as the reader.
 import { test } from 'uvu';
 import * as assert from 'uvu/assert';
 import { Buffer } from 'node:buffer';
-import { existsSync, readFileSync } from 'node:fs';
-import { createRequire } from 'node:module';
-import { fileURLToPath } from 'node:url';
-import MailComposer from 'nodemailer/lib/mail-composer';
-import { parseMailbox } from '../../src/mail/address.ts';
-import type { Mailbox } from '../../src/mail/address.ts';
 import { compose } from '../../src/mail/compose.ts';
 import type { Attachment, MessageParts } from '../../src/mail/compose.ts';
 import { findHeaders, splitHeader } from '../../src/mail/header.ts';
 import {
-  htmlTagsMax,
-  indentDepthMax,
-  textCharsMax,
-  textFromHtml,
-} from '../../src/mail/html-text.ts';
-
-interface ParsedAddress {
-  readonly name: string;
-  readonly address?: string;
-}
-interface Parsed {
-  readonly text?: string;
-  readonly html?: string | false;
-  readonly subject?: string;
-  readonly from?: { value: readonly ParsedAddress[] };
-  readonly to?: { value: readonly ParsedAddress[] };
-  readonly attachments: readonly {
-    filename?: string;
-    contentType: string;
-    cid?: string;
-    content: Buffer;
-  }[];
-}
-// The package has no types; this is what the tests use of it.
-const { simpleParser } = createRequire(import.meta.url)('mailparser') as {
-  simpleParser: (source: Buffer, options: object) => Promise<Parsed>;
-};
-const read = (raw: Buffer): Promise<Parsed> =>
-  simpleParser(raw, {
-    skipTextToHtml: true,
-    skipHtmlToText: true,
-    skipTextLinks: true,
-    skipImageLinks: true,
-    maxHtmlLengthToParse: Infinity,
-  });
-
-const corpora =
-  process.env['MAILSTEAD_CORPORA'] ??
-  fileURLToPath(new URL('../../../shared/corpora', import.meta.url));
-
-function mailbox(text: string): Mailbox {
-  const parsed = parseMailbox(text);
-  if (!parsed.ok) throw new Error(`${text} ${parsed.problem}`);
-  return parsed.mailbox;
-}
-
-const base: MessageParts = {
-  from: mailbox('Jane <jane@x.example>'),
-  to: [mailbox('bob@y.example')],
-  cc: [],
-  replyTo: [],
-  subject: 'Hello',
-  text: 'Hi\n',
-  html: null,
-  headers: [],
-  messageId: '019b0c1e@x.example',
-  date: new Date(Date.UTC(2026, 0, 2, 3, 4, 5)),
-  boundarySeed: '019b0c1e-8f00-7abc-9def-0123456789ab',
-};
-const composed = (parts: Partial<MessageParts>): Buffer => compose({ ...base, ...parts }).raw;
-/** Empty when there is none. */
-const header = (raw: Buffer, name: string): string =>
-  findHeaders(splitHeader(raw).fields, name)[0] ?? '';
-const bodyOf = (raw: Buffer): string => raw.toString('latin1', splitHeader(raw).bodyStart);
-
-/** What dkim, the SMTP client and every relay on the way are promised. */
-function assertWellFormed(raw: Buffer): void {
-  const { bodyStart, fields } = splitHeader(raw);
-  const text = raw.toString('latin1');
-  assert.not.match(text, /[^\t\r\n\x20-\x7e]/, '7-bit, no control characters');
-  assert.not.match(text, /\r(?!\n)|(?<!\r)\n/, 'CRLF only');
-  assert.ok(text.endsWith('\r\n'), 'ends its last line');
-  assert.not.match(text, /[ \t]\r\n/, 'no white space at a line end');
-  for (const line of text.slice(0, bodyStart).split('\r\n')) assert.ok(line.length <= 998);
-  for (const line of text.slice(bodyStart).split('\r\n')) {
-    assert.ok(line.length <= 76, `body line of ${line.length}`);
-    assert.ok(!line.startsWith('From ') && !line.startsWith('.'), line);
-  }
-  assert.match(text.slice(bodyStart), /\S/, 'a body that is not blank');
-  assert.not.match(text.slice(bodyStart), /(?:\r\n){103}/, 'no long run of blank lines');
-  for (const name of [
-    'From',
-    'To',
-    'Subject',
-    'Date',
-    'Message-ID',
-    'MIME-Version',
-    'Content-Type',
-  ]) {
-    const count = findHeaders(fields, name).length;
-    assert.ok(count === 1 || (name === 'Subject' && count === 0), `${count} of ${name}`);
-  }
-  assert.equal(findHeaders(fields, 'Bcc'), []);
-}
+  assertWellFormed,
+  base,
+  composed,
+  header,
+  mailbox,
+  read,
+  withoutLastBreak,
+} from '../support/composed.ts';
 
 test('a plain message is exactly this', () => {
   const raw = composed({
@@ -282,152 +189,6 @@ test('UTF-8 addresses stand as UTF-8 in the header; everything else stays ASCII'
   }
 });
 
-const withoutLastBreak = (text: string): string =>
-  text.replace(/\r\n|\r|\n/g, '\n').replace(/\n$/, '');
-/** Lines that readers must find again, and what a reader makes of what cannot be sent at all. */
-const expected = (text: string): string => withoutLastBreak(text.toWellFormed());
-
-const boundary = (parts: Partial<MessageParts>): string =>
-  /boundary="([^"]+)"/.exec(composed(parts).toString('latin1'))?.[1] ?? '';
-const known = boundary({ text: 'a', html: 'b' });
-
-const hostile: Record<string, string> = {
-  'no-break space': 'a\u00a0b\u00a0\u00a0\n\u00a0\n',
-  emoji: '🚀👩‍👩‍👧‍👦'.repeat(200),
-  'Latin-1 letters': 'Größe, façade, ñandú\n'.repeat(40),
-  'mostly foreign': '日本語のテキスト\n'.repeat(100),
-  'one line of 40,000': 'x'.repeat(40_000),
-  'one line of 40,000 words': 'word '.repeat(8_000),
-  'one line of 40,000 umlauts': 'ü'.repeat(40_000),
-  'long line of equals signs': '='.repeat(5_000),
-  'lone surrogates': 'a\ud800b\udc00c\ud83d',
-  'NUL inside': 'a\u0000b\u0000',
-  'all controls': String.fromCharCode(...Array(0x20).keys(), 0x7f, ...Array(0x20).keys()),
-  'form feed and vertical tab': 'a\fb\u000b\n\f\nc',
-  'C1 and separators': 'a\u0085b\u2028c\u2029d',
-  'byte order mark inside': 'a\ufeffb',
-  'leading dots': '.\n..\n.a\n. b\nü.\n',
-  'lonely dot in a long line': `${'x'.repeat(75)}.${'y'.repeat(80)}\n.`,
-  'From lines': 'From me\nFrom you ü\n>From\nFriday\n',
-  'From at a soft break': `${'x'.repeat(75)}From here ${'y'.repeat(75)}`,
-  'boundary look-alikes': `--${known}\nContent-Type: text/html\n\n<b>\n--${known}--\n--=_\n`,
-  'boundary in a folded line': `${'ü '.repeat(20)}\n--${known}--\n`,
-  'header look-alike': 'Subject: x\nContent-Type: y\n\nbody',
-  'CR only': 'a\rb\r\rc\r',
-  'LF only': 'a\nb\n\nc\n',
-  'mixed line ends': 'a\r\nb\rc\nd\n\r\ne\r\r\nf',
-  'no line end': 'a',
-  'trailing white space': 'a \nb\t\n \n\t\nc  ',
-  'long white space': `a${' '.repeat(16_000)}b${'\t'.repeat(16_000)}`,
-  'white space to the edge': `${'x'.repeat(70)}${' '.repeat(10)}\n${'x'.repeat(75)} \n${'x'.repeat(76)} \n`,
-  'blank lines': `a${'\n'.repeat(16_000)}b`,
-  'hundred blank lines': `a${'\n'.repeat(100)}b\n`,
-  'encoded look-alikes': '=20=0D=0A= =\n=C3=BC =?UTF-8?Q?x?=\n',
-  'lines of 74 to 80': Array.from({ length: 7 }, (_, i) => 'z'.repeat(74 + i)).join('\n'),
-  'umlaut at the edge': Array.from({ length: 12 }, (_, i) => `${'z'.repeat(66 + i)}üé`).join('\n'),
-  'emoji at the edge': Array.from({ length: 16 }, (_, i) => `${'z'.repeat(60 + i)}🚀 end`).join(
-    '\n',
-  ),
-  'one megabyte of lines': 'The quick brown fox jumps over the lazy dog.\n'.repeat(23_000),
-  'one megabyte in one line': 'x'.repeat(1_000_000),
-  'one megabyte of umlauts': 'ö'.repeat(500_000),
-  'one megabyte of blank lines': '\n'.repeat(1_000_000),
-};
-
-test('hostile text and HTML read back as they were, alone and together', async () => {
-  for (const [name, content] of Object.entries(hostile)) {
-    const alone = composed({ text: content });
-    assertWellFormed(alone);
-    assert.is(withoutLastBreak((await read(alone)).text ?? ''), expected(content), name);
-
-    const html = composed({ text: null, html: content });
-    assertWellFormed(html);
-    assert.is(withoutLastBreak((await read(html)).html || ''), expected(content), name);
-
-    const both = composed({ text: content, html: `<p>${content}</p>` });
-    assertWellFormed(both);
-    const parsed = await read(both);
-    assert.is(withoutLastBreak(parsed.text ?? ''), expected(content), name);
-    assert.is(parsed.html, `<p>${content}</p>`.toWellFormed().replace(/\r\n|\r|\n/g, '\n'), name);
-    assert.is(parsed.attachments.length, 0, name);
-  }
-});
-
-test('quoted-printable for letters, base64 for scripts and blank lines, 7-bit where nothing can go wrong', () => {
-  const encoding = (text: string): string =>
-    header(composed({ text }), 'Content-Transfer-Encoding');
-  assert.is(encoding('plain\n'), '7bit');
-  assert.is(encoding('x'.repeat(76)), '7bit');
-  assert.is(encoding('x'.repeat(77)), 'quoted-printable');
-  assert.is(encoding('Größe und Gewicht der Sendung\n'), 'quoted-printable');
-  assert.is(encoding('.dot'), 'quoted-printable');
-  assert.is(encoding('From me'), 'quoted-printable');
-  assert.is(encoding('Friday'), '7bit');
-  assert.is(encoding('end '), 'quoted-printable');
-  assert.is(encoding('日本語'), 'base64');
-  assert.is(encoding(`a${'\n'.repeat(102)}b`), 'base64');
-  assert.is(bodyOf(composed({ text: '.a\nFrom b = c \n' })), '=2Ea\r\n=46rom b =3D c=20\r\n');
-  assert.is(bodyOf(composed({ text: '' })), '=\r\n');
-});
-
-test('naughty strings survive as subject, name and text', async () => {
-  const file = `${corpora}/strings-blns/blns.json`;
-  if (!existsSync(file)) {
-    console.log(`skipped: no corpus at ${file}`);
-    return;
-  }
-  const strings = JSON.parse(readFileSync(file, 'utf8')) as string[];
-  assert.ok(strings.length > 400);
-  for (const string of strings) {
-    const { raw } = compose({
-      ...base,
-      from: { ...base.from, name: string },
-      subject: string,
-      text: string,
-      headers: [['X-Naughty', string.replace(/[\p{Cc}]/gu, ' ')]],
-    });
-    assertWellFormed(raw);
-    const parsed = await read(raw);
-    assert.is(withoutLastBreak(parsed.text ?? ''), expected(string));
-    assert.equal(parsed.from?.value[0]?.address, 'jane@x.example', string);
-    const squeezed = (text: string | undefined): string =>
-      (text ?? '').replace(/[\p{Cc}\s\ufeff]+/gu, ' ').trim();
-    assert.is(squeezed(parsed.subject), squeezed(string));
-  }
-  console.log(`blns: ${strings.length} strings survive`);
-});
-
-test('means the same as what MailComposer writes', async () => {
-  let compared = 0;
-  for (const [name, content] of Object.entries(hostile)) {
-    if (content.length > 200_000) continue;
-    // MailComposer keeps lone CR as it is; those cases are ours alone.
-    if (/\r(?!\n)/.test(content)) continue;
-    compared += 1;
-    const ours = await read(composed({ text: content, html: `<p>${content}</p>`, subject: 'Ü b' }));
-    const theirs = await read(
-      await new MailComposer({
-        from: { name: 'Jane', address: 'jane@x.example' },
-        to: 'bob@y.example',
-        subject: 'Ü b',
-        text: content,
-        html: `<p>${content}</p>`,
-        newline: 'windows',
-        disableFileAccess: true,
-        disableUrlAccess: true,
-      })
-        .compile()
-        .build(),
-    );
-    assert.is(ours.text, theirs.text, name);
-    assert.is(ours.html, theirs.html, name);
-    assert.is(ours.subject, theirs.subject);
-    assert.equal(ours.from?.value, theirs.from?.value);
-    assert.equal(ours.to?.value, theirs.to?.value);
-  }
-  assert.ok(compared > 25, `${compared} compared`);
-});
-
 test('attachments and inline images', async () => {
   const file = (part: Partial<Attachment>): Attachment => ({
     filename: 'a.pdf',
@@ -468,51 +229,6 @@ test('attachments and inline images', async () => {
   assert.equal(found.get('mail.eml')?.content, Buffer.from('pdf'));
   assert.is(found.get('invite.ics')?.contentType, 'text/calendar');
   assert.ok([...found.keys()].some((name) => name?.startsWith('Größe "1"; x')));
-});
-
-test('text from HTML: links kept, images and hidden parts dropped, lines readable', () => {
-  const html =
-    '<html><head><title>T</title><style>p{}</style></head><body><div id="__react-email-preview">pre</div>' +
-    '<h1>Hello Ü</h1><p>Go <a href="https://x.example/a?b=c&amp;d">here</a> or ' +
-    '<a href="https://x.example">https://x.example</a>.</p><img src="x.png" alt="no">' +
-    '<ul><li>one<li>two</ul><table><tr><td>a</td><td>b</td></tr><tr><td>c</td><td>d</td></tr></table>' +
-    '<script>x()</script></body></html>';
-  assert.is(
-    textFromHtml(html),
-    'Hello Ü\n\nGo here <https://x.example/a?b=c&d> or https://x.example.\n\n * one\n * two\n\na b\nc d',
-  );
-  assert.is(textFromHtml(''), '');
-  assert.is(textFromHtml('<img src=x>'), '');
-  assert.is(textFromHtml('just text'), 'just text');
-  assert.is(textFromHtml('a\ud800'), 'a\ufffd');
-  // Quotes and lists in each other are indented to a limit; tags are read to a limit.
-  assert.is(textFromHtml(`${'<blockquote>'.repeat(20)}x`), `${'> '.repeat(indentDepthMax)}x`);
-  assert.is(textFromHtml('<b>x</b>'.repeat(20_000)), `${'x'.repeat(htmlTagsMax / 2)}\n…`);
-});
-
-test('text from HTML: any HTML comes back, within limits', () => {
-  const megabyte = (part: string, end = ''): string =>
-    part.repeat(Math.ceil(1_000_000 / part.length)) + end;
-  for (const html of [
-    megabyte('<div>', 'x'),
-    `<body>${megabyte('<table><tr><td>', 'x')}`,
-    megabyte('<p>'),
-    megabyte('<ul><li>', 'x'),
-    `${'<b>'.repeat(10_000)}${megabyte('</i>')}`,
-    `${'<blockquote>'.repeat(190)}<pre>${megabyte('a\n')}`,
-    `${'<ol><li>'.repeat(90)}${megabyte('a<br>')}`,
-    megabyte('<'),
-    megabyte('<a '),
-    megabyte('&'),
-    megabyte('<!--'),
-    megabyte('word '),
-    `<a href="${'x'.repeat(1_000_000)}">a</a>`,
-    megabyte(' ', 'x'),
-  ]) {
-    const text = textFromHtml(html);
-    assert.ok(text.length <= textCharsMax + 2, `${html.slice(0, 20)}: ${text.length}`);
-    assert.ok(text.endsWith('…'), html.slice(0, 20));
-  }
 });
 
 test.run();

@@ -341,6 +341,7 @@ test('what cannot be signed throws', async () => {
     [/no instant/, { message, keys, signedAt: new Date(Number.NaN) }],
     [/header of more than/, { message: Buffer.alloc(1_048_577, 'a: b\r\n'), keys, signedAt }],
     [/header of more than/, { message: Buffer.alloc(1_048_577, 'a'), keys, signedAt }],
+    [/more than 2000 fields/, { message: Buffer.alloc(20_000, 'To: b\r\n'), keys, signedAt }],
   ];
   for (const [problem, request] of refused) {
     const error = await signMessage(request).then(

@@ -12,8 +12,9 @@ import { createInterface } from 'node:readline';
 import { suite } from 'uvu';
 import * as assert from 'uvu/assert';
 import { createLogger } from '../../src/log.ts';
-import { DataDirInUse, openDataDir, processStartTime } from '../../src/store/data-dir.ts';
+import { DataDirInUse, openDataDir } from '../../src/store/data-dir.ts';
 import type { DataDir } from '../../src/store/data-dir.ts';
+import { processStartTime } from '../../src/store/process.ts';
 
 interface Context {
   home: string;
@@ -186,9 +187,9 @@ test('tells the holder when the lock was taken from it', async ({ home }) => {
 });
 
 test('knows when a process began, and no dead one', async () => {
-  const startTime = await processStartTime(process.pid);
+  const startTime = processStartTime(process.pid);
   if (process.platform === 'linux') assert.match(startTime ?? '', /^\d+$/);
-  assert.is(await processStartTime(2 ** 22 + 1), null);
+  assert.is(processStartTime(2 ** 22 + 1), null);
 });
 
 test('generates a secret once and keeps it', async ({ home }) => {

@@ -90,7 +90,10 @@ const POLITE: Readonly<Record<string, PeerActions>> = {
 };
 
 /** The caller must `stop()` it or the process does not exit. */
-export async function startRawPeer(script: PeerScript = {}): Promise<RawPeer> {
+export async function startRawPeer(
+  script: PeerScript = {},
+  at: { readonly host?: string; readonly port?: number } = {},
+): Promise<RawPeer> {
   const connections: PeerConnection[] = [];
   const messages: PeerMessage[] = [];
   const sockets = new Set<Socket>();
@@ -197,7 +200,7 @@ export async function startRawPeer(script: PeerScript = {}): Promise<RawPeer> {
     await ended;
   }
 
-  server.listen(0, '127.0.0.1');
+  server.listen(at.port ?? 0, at.host ?? '127.0.0.1');
   await once(server, 'listening');
   const { port } = server.address() as AddressInfo;
   return { port, connections, messages, openMax: () => openMax, stop };

