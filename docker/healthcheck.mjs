@@ -1,5 +1,5 @@
-// Asks this container's own GET /health/live; exit 0 when it answers 200 in time, else 1. The image has no
-// curl. A process without the `api` role opens no HTTP port: that it runs is all there is to ask.
+// Asks this container for GET /health/live; exit 0 when it answers 200 in time, else 1. The image has
+// no curl. A process without the `api` role opens no HTTP port: that it runs is all there is to ask.
 
 import { readFileSync } from 'node:fs';
 import http from 'node:http';

@@ -27,6 +27,7 @@ export interface AppOptions {
 }
 
 const API_VERSION = '2026-05-06';
+const SHOWN_PATH_MAX = 200;
 const REQUEST_ID = /^[A-Za-z0-9._-]{1,64}$/;
 
 export function createApp(options: AppOptions): Express {
@@ -97,7 +98,7 @@ function createGate(options: AppOptions) {
     for (const [name, value] of Object.entries(rate.headers)) response.setHeader(name, value);
     const refusal =
       methods === null
-        ? new Refusal('not_found', `There is no ${request.originalUrl.split('?')[0] ?? ''} here.`)
+        ? new Refusal('not_found', `There is no ${shownPath(request)} here.`)
         : !methods.includes(method)
           ? new Refusal('method_not_allowed', `Use ${methods.join(' or ')} here.`)
           : token === null
@@ -118,6 +119,11 @@ function createGate(options: AppOptions) {
     if (caller !== null) setCaller(request, caller);
     next();
   };
+}
+
+function shownPath(request: Request): string {
+  const path = request.originalUrl.split('?')[0] ?? '';
+  return path.length > SHOWN_PATH_MAX ? `${path.slice(0, SHOWN_PATH_MAX)}…` : path;
 }
 
 const announcedBytes = (request: Request): number =>

@@ -109,16 +109,18 @@ export function createClock(options: {
 
   const ensure = async (): Promise<void> => {
     if (stopped) return;
+    const before = running;
     try {
-      if (running !== null) await check(running);
-      else await start();
+      if (before !== null) return await check(before);
     } catch (error) {
-      log.warn({ err: error }, 'the clock does not work; retries wait for the sweep meanwhile');
-      const broken = running;
+      log.warn({ err: error }, 'the clock does not work any more; starting it again');
       running = null;
       remembered.clear();
-      if (broken !== null) await stopQuietly(broken);
+      if (before !== null) await stopQuietly(before);
     }
+    await start().catch((error: unknown) => {
+      log.warn({ err: error }, 'the clock does not start; retries wait for the sweep meanwhile');
+    });
   };
 
   return {

@@ -77,7 +77,8 @@ async function send(order: Order): Promise<Load> {
         });
       }
     };
-    for (const line of lines) line.onLost(() => reject(new Error('the server closed a connection')));
+    for (const line of lines)
+      line.onLost(() => reject(new Error('the server closed a connection')));
     const tick = (): void => {
       pump();
       if (next < order.count) setTimeout(tick, TICK_MS);

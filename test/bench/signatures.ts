@@ -37,7 +37,9 @@ export async function verifySamples(folder: string, publicKey: string): Promise<
     });
     const words = results.map(({ status }) => `${status.result} ${status.comment ?? ''}`);
     if (!words.some((word) => word.startsWith('pass'))) {
-      throw new BenchFailed(`a sample has no valid signature: ${words.join(', ') || 'none at all'}`);
+      throw new BenchFailed(
+        `a sample has no valid signature: ${words.join(', ') || 'none at all'}`,
+      );
     }
   }
 }

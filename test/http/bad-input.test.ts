@@ -305,8 +305,16 @@ const cases = [...injections, ...addresses, ...required, ...types, ...contents, 
 
 const accepted: Readonly<Record<string, Record<string, unknown>>> = {
   'optional fields null': {
-    ...{ html: null, cc: null, bcc: null, reply_to: null, headers: null, tags: null },
-    ...{ attachments: null, scheduled_at: null, topic_id: null, template: null },
+    html: null,
+    cc: null,
+    bcc: null,
+    reply_to: null,
+    headers: null,
+    tags: null,
+    attachments: null,
+    scheduled_at: null,
+    topic_id: null,
+    template: null,
   },
   'optional lists empty': { cc: [], bcc: [], reply_to: [], headers: {}, tags: [], attachments: [] },
   'fifty in each list': Object.fromEntries(lists.map((list) => [list, fiftyOne.slice(1)])),
@@ -315,12 +323,12 @@ const accepted: Readonly<Record<string, Record<string, unknown>>> = {
     tags: Array.from({ length: 75 }, () => ({ name: 'n'.repeat(256), value: 'v'.repeat(256) })),
     headers: { ['X'.repeat(76)]: 'a'.repeat(900) },
   },
-  'names that every object has': {
-    headers: JSON.parse('{"__proto__":"p","constructor":"c","valueOf":"v"}'),
-    tags: JSON.parse('[{"name":"__proto__","value":"constructor","__proto__":{"name":"x"}}]'),
-    __proto__: null,
-    constructor: { name: 'x' },
-  },
+  'names that every object has': JSON.parse(`{
+    "headers": { "__proto__": "p", "constructor": "c", "valueOf": "v" },
+    "tags": [{ "name": "__proto__", "value": "constructor", "__proto__": { "name": "x" } }],
+    "__proto__": { "subject": "x" },
+    "constructor": { "name": "x" }
+  }`) as Record<string, unknown>,
   'fields nobody knows': { zzz: { a: [1, 2] }, status: 'delivered', id: 'x' },
   'an empty subject and an empty tag value': { subject: '', tags: [{ name: 'a', value: '' }] },
   'half a character in subject and text': { subject: 'a\ud800', text: 'b\udc00' },

@@ -1,11 +1,14 @@
 // HTTP as bytes, for what fetch refuses to send: the request goes out as it stands, the answers come back parsed.
 import { once } from 'node:events';
 import { connect } from 'node:net';
+import type { Answer } from '../support/app.ts';
 
 export interface WireAnswer {
   readonly status: number;
   readonly headers: Headers;
   readonly text: string;
+  /** As the API's tests compare it; fails when the text is not JSON. */
+  answer(): Answer;
 }
 
 const ANSWER_MAX_MS = 15_000;
@@ -69,10 +72,13 @@ function parse(bytes: Buffer): readonly WireAnswer[] {
     );
     const start = end + 4;
     at = start + Number(headers.get('content-length') ?? 0);
+    const status = Number(/^HTTP\/1\.1 (\d{3})/.exec(line)?.[1] ?? 0);
+    const text = bytes.toString('utf8', start, at);
     answers.push({
-      status: Number(/^HTTP\/1\.1 (\d{3})/.exec(line)?.[1] ?? 0),
+      status,
       headers,
-      text: bytes.toString('utf8', start, at),
+      text,
+      answer: () => ({ status, headers, body: JSON.parse(text) as Answer['body'] }),
     });
   }
   return answers;

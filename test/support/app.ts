@@ -36,14 +36,18 @@ const POLL_MS = 20;
 const WAIT_MAX_MS = 30_000;
 
 /** Repeats `read` until `done` says so; fails with what was last seen. */
-export async function until<T>(read: () => Promise<T>, done: (value: T) => boolean): Promise<T> {
-  const deadline = Date.now() + WAIT_MAX_MS;
+export async function until<T>(
+  read: () => Promise<T>,
+  done: (value: T) => boolean,
+  waitMaxMs: number = WAIT_MAX_MS,
+): Promise<T> {
+  const deadline = Date.now() + waitMaxMs;
   for (;;) {
     const value = await read();
     if (done(value)) return value;
     if (Date.now() > deadline) {
       throw new Error(
-        `still not so after ${WAIT_MAX_MS} ms: ${JSON.stringify(value)?.slice(0, 2_000)}`,
+        `still not so after ${waitMaxMs} ms: ${JSON.stringify(value)?.slice(0, 2_000)}`,
       );
     }
     await new Promise((resolve) => setTimeout(resolve, POLL_MS));

@@ -1,0 +1,161 @@
+// `npm run bench`: how fast mail goes from the API to an SMTP sink, always beside Postfix with OpenDKIM doing the
+// same work on the same machine in the same minutes.
+//
+//   --emails N        messages a round and side (default 10,000)
+//   --rounds R        rounds of both sides in turn (default 3)
+//   --connections C   connections of the load (default 20)
+//   --workers W       MAILSTEAD_WORKERS (default 1)
+//   --only SIDE       product or postfix
+//   --profile         one more round of the product under V8's profiler, and where its time went
+//   --json            the numbers as JSON on stdout, and nothing else there
+//
+// Loopback only. Everything it starts it stops, everything it writes lies in one temporary folder that it removes;
+// also after a failure and on SIGINT. Where the temporary folder lies decides which disk is measured (TMPDIR).
+import { chmodSync, existsSync, mkdirSync, mkdtempSync, rmSync, statfsSync } from 'node:fs';
+import { availableParallelism, cpus, release, tmpdir, type } from 'node:os';
+import { join } from 'node:path';
+import { parseArgs } from 'node:util';
+import { BenchFailed, createCleanup } from './children.ts';
+import type { Load } from './load.ts';
+import { describePostfix, PROGRAMS, whyNoPostfix } from './postfix.ts';
+import { readProfiles } from './profile.ts';
+import { renderProfiles, renderResults, summarise, type Results } from './report.ts';
+import {
+  measureAcceptAlone,
+  measurePostfix,
+  measureProduct,
+  type Plan,
+  type ProductRound,
+  type Round,
+} from './rounds.ts';
+
+const MAX = { emails: 1_000_000, rounds: 20, connections: 200, workers: 16 };
+const TMPFS = 0x01021994;
+const EXIT = { SIGINT: 130, SIGTERM: 143, SIGHUP: 129 } as const;
+
+interface Options {
+  readonly emails: number;
+  readonly rounds: number;
+  readonly connections: number;
+  readonly workers: number;
+  readonly only: 'product' | 'postfix' | null;
+  readonly profile: boolean;
+  readonly json: boolean;
+}
+
+function readOptions(): Options {
+  const { values } = parseArgs({
+    options: {
+      emails: { type: 'string', default: '10000' },
+      rounds: { type: 'string', default: '3' },
+      connections: { type: 'string', default: '20' },
+      workers: { type: 'string', default: '1' },
+      only: { type: 'string' },
+      profile: { type: 'boolean', default: false },
+      json: { type: 'boolean', default: false },
+    },
+  });
+  const whole = (name: keyof typeof MAX, min: number): number => {
+    const value = Number(values[name]);
+    if (Number.isInteger(value) && value >= min && value <= MAX[name]) return value;
+    throw new BenchFailed(`--${name} must be a whole number from ${min} to ${MAX[name]}`);
+  };
+  const only = values.only ?? null;
+  if (only !== null && only !== 'product' && only !== 'postfix') {
+    throw new BenchFailed('--only must be product or postfix');
+  }
+  return {
+    emails: whole('emails', 1),
+    rounds: whole('rounds', 1),
+    connections: whole('connections', 1),
+    workers: whole('workers', 0),
+    only,
+    profile: values.profile,
+    json: values.json,
+  };
+}
+
+async function bench(options: Options, plan: Plan): Promise<void> {
+  const say = (line: string): void => console.error(`bench: ${line}`);
+  const whyNoRatio = options.only === 'product' ? 'only the product was asked for' : whyNoPostfix();
+  if (whyNoRatio !== null) say(`no Postfix beside: ${whyNoRatio}`);
+  if (statfsSync(plan.folder).type === TMPFS) {
+    say(`${plan.folder} is in memory, so nothing waits for a disk: set TMPDIR to a folder on one`);
+  }
+  const product: ProductRound[] = [];
+  const postfix: Round[] = [];
+  for (let round = 1; round <= options.rounds; round += 1) {
+    if (options.only !== 'postfix') {
+      const one = await measureProduct(plan);
+      say(`round ${round}: Mailstead ${Math.round(one.endToEndPerS)}/s end to end`);
+      product.push(one);
+    }
+    if (whyNoRatio === null) {
+      const one = await measurePostfix(plan);
+      say(`round ${round}: Postfix ${Math.round(one.endToEndPerS)}/s end to end`);
+      postfix.push(one);
+    }
+  }
+  const acceptAlone: Load | null =
+    options.only === 'postfix' ? null : await measureAcceptAlone(plan);
+  const results: Results = {
+    emails: plan.emails,
+    connections: plan.connections,
+    machine: await describeMachine(plan, whyNoRatio === null),
+    cpuCount: availableParallelism(),
+    postfixName: whyNoRatio === null ? 'Postfix+OpenDKIM' : null,
+    whyNoRatio,
+    product,
+    postfix,
+    acceptAlone,
+  };
+  if (options.json) {
+    // A Map is a detail of ours.
+    const plain = (_: string, value: unknown): unknown =>
+      value instanceof Map ? Object.fromEntries(value) : value;
+    console.log(JSON.stringify({ ...summarise(results), ...results }, plain, 2));
+  } else {
+    console.log(renderResults(results));
+  }
+  if (!options.profile || options.only === 'postfix') return;
+  const profileFolder = join(plan.folder, 'profile');
+  mkdirSync(profileFolder);
+  const round = await measureProduct(plan, { profileFolder });
+  const text = renderProfiles(round, readProfiles(profileFolder, round.window));
+  if (options.json) console.error(text);
+  else console.log(text);
+}
+
+async function describeMachine(plan: Plan, withPostfix: boolean): Promise<string> {
+  const [cpu] = cpus();
+  const parts = [
+    `${type()} ${release()}`,
+    `${availableParallelism()} x ${cpu?.model ?? 'unknown CPU'}`,
+    `Node ${process.version}`,
+    ...(plan.workers === 1 ? [] : [`${plan.workers} workers`]),
+    ...(withPostfix ? [await describePostfix()] : []),
+  ];
+  return parts.join(', ');
+}
+
+const cleanup = createCleanup();
+for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP'] as const) {
+  process.once(signal, () => {
+    void cleanup.run().then(() => process.exit(EXIT[signal]));
+  });
+}
+try {
+  const options = readOptions();
+  const folder = mkdtempSync(join(tmpdir(), 'mailstead-bench-'));
+  cleanup.add(() => Promise.resolve(rmSync(folder, { recursive: true, force: true })));
+  chmodSync(folder, 0o755); // Postfix and smtp-sink leave root behind.
+  const { emails, connections, workers } = options;
+  const hasSmtpSink = existsSync(PROGRAMS.sink);
+  await bench(options, { emails, connections, workers, folder, hasSmtpSink, cleanup });
+} catch (error) {
+  if (!(error instanceof BenchFailed)) throw error;
+  console.error(`bench: ${error.message}`);
+  process.exitCode = 1;
+} finally {
+  await cleanup.run();
+}

@@ -1,0 +1,221 @@
+// Bodies that are no email: bytes that are not UTF-8 or not JSON, JSON that is no object, too deep, too wide, too large,
+// or not what its headers say. Each gets the whole envelope, the process stays up and the connection goes on.
+import { connect } from 'node:net';
+import { gzipSync } from 'node:zlib';
+import { suite } from 'uvu';
+import * as assert from 'uvu/assert';
+import { startApp, type Answer, type App } from '../support/app.ts';
+import { assertRefused, type Refused } from './envelope.ts';
+import { ask, exchange } from './wire.ts';
+
+const email = {
+  from: 'Ada <ada@mailstead.test>',
+  to: 'ok@recipient.test',
+  subject: 'Bad body',
+  text: 'Plain words.',
+};
+const json = JSON.stringify(email);
+const MIB = 1024 * 1024;
+
+const test = suite('bad body');
+let app: App;
+test.before(async () => {
+  app = await startApp();
+});
+test.after(() => app.stop());
+
+const post = (body: string | Uint8Array, headers: Record<string, string> = {}): Promise<Answer> =>
+  app.call('POST', '/emails', { body, headers });
+const authorized = (): string => `Authorization: Bearer ${app.key}`;
+
+const nest = (levels: number): string => '['.repeat(levels) + ']'.repeat(levels);
+const nestKeys = (levels: number): string => '{"a":'.repeat(levels) + '1' + '}'.repeat(levels);
+const withField = (field: string, value: string): string =>
+  json.replace('{', `{"${field}":${value},`);
+const notJson: Refused = { status: 400, code: 'invalid_json', says: /not valid JSON/ };
+const notUtf8: Refused = { status: 400, code: 'invalid_json', says: /UTF-8/ };
+const tooDeep: Refused = { status: 400, code: 'invalid_request', says: /deep.* 64 levels/ };
+const noObject: Refused = { status: 422, code: 'validation_error', paths: ['body'] };
+const nothingGiven: Refused = {
+  status: 422,
+  code: 'missing_required_field',
+  paths: ['to', 'html', 'subject', 'from'],
+};
+const bytes = (...parts: readonly (string | number)[]): Uint8Array =>
+  Buffer.concat(
+    parts.map((part) => (typeof part === 'string' ? Buffer.from(part) : Buffer.of(part))),
+  );
+
+const bodies: Readonly<Record<string, readonly [string | Uint8Array, Refused]>> = {
+  'a lone byte 0xff': [bytes('{"subject":"', 0xff, '"}'), notUtf8],
+  'half of a UTF-8 character': [bytes('{"subject":"', 0xe2, 0x82, '"}'), notUtf8],
+  'an overlong slash': [bytes('{"subject":"', 0xc0, 0xaf, '"}'), notUtf8],
+  'a UTF-8 surrogate': [bytes('{"subject":"', 0xed, 0xa0, 0x80, '"}'), notUtf8],
+  'UTF-16': [Buffer.from(`\ufeff${json}`, 'utf16le'), notUtf8],
+  'truncated JSON': [json.slice(0, -5), notJson],
+  'half a string': ['{"from":"a', notJson],
+  'half an escape': ['{"from":"a\\', notJson],
+  'text after the object': [`${json}}`, notJson],
+  'two objects': [json + json, notJson],
+  'a trailing comma': [json.replace('}', ',}'), notJson],
+  'a comment': [json.replace('{', '{/* a */'), notJson],
+  'single quotes': [json.replaceAll('"', "'"), notJson],
+  NaN: ['{"from":NaN}', notJson],
+  'a raw line break in a string': ['{"subject":"a\nb"}', notJson],
+  'a raw NUL in a string': ['{"subject":"a\0b"}', notJson],
+  'a form': ['from=a%40mailstead.test&to=b%40recipient.test', notJson],
+  XML: ['<email/>', notJson],
+  'white space': [' \n', notJson],
+  'a text': ['"x"', noObject],
+  'a number': ['1', noObject],
+  null: ['null', noObject],
+  true: ['true', noObject],
+  'an empty list': ['[]', noObject],
+  'a list of emails': [`[${json}]`, noObject],
+  nothing: ['', nothingGiven],
+  'an empty object': ['{}', nothingGiven],
+  'an object with a prototype': [`{"__proto__":${json}}`, nothingGiven],
+  'an object with a constructor': [`{"constructor":{"prototype":${json}}}`, nothingGiven],
+  'lists nested 100,000 deep': [nest(100_000), tooDeep],
+  'objects nested 100,000 deep': [nestKeys(100_000), tooDeep],
+  'a never-ending list': ['['.repeat(1_000_000), tooDeep],
+  '100,000 levels in to': [withField('to', nest(100_000)), tooDeep],
+  '100,000 levels in headers': [withField('headers', nestKeys(100_000)), tooDeep],
+  '100,000 levels in tags': [withField('tags', nest(100_000)), tooDeep],
+  '100,000 levels in template': [withField('template', nestKeys(100_000)), tooDeep],
+  '100,000 levels in an unknown key': [withField('zzz', nest(100_000)), tooDeep],
+  'a million values': [
+    withField('zzz', `[${'0,'.repeat(1_000_000)}0]`),
+    { status: 400, code: 'invalid_request', says: /too many values/ },
+  ],
+};
+for (const [title, [body, expected]] of Object.entries(bodies)) {
+  test(`body: ${title}`, async () => assertRefused(await post(body), expected));
+}
+
+test('brackets and escaped quotes inside strings are no nesting', async () => {
+  const text = '[{"'.repeat(10_000) + '\\'.repeat(9) + '"';
+  assert.is((await post(JSON.stringify({ ...email, text }))).status, 200);
+  assert.is((await post(withField('zzz', nest(60)))).status, 200);
+});
+
+test('a byte order mark is read over', async () => {
+  assert.is((await post(bytes(0xef, 0xbb, 0xbf, json))).status, 200);
+});
+
+test('any content type, and none, means JSON in UTF-8', async () => {
+  for (const type of [
+    'application/json',
+    'application/json; charset=utf-8',
+    'application/json; charset=latin1',
+    'application/json; charset="',
+    'text/plain',
+    'multipart/form-data; boundary=x',
+    'application/x-www-form-urlencoded',
+    ';',
+    '"',
+  ]) {
+    assert.is((await post(json, { 'content-type': type })).status, 200, type);
+  }
+  const headers = [authorized(), `Content-Length: ${json.length}`];
+  const bare = await ask(app.base, { line: 'POST /emails HTTP/1.1', headers, body: [json] });
+  assert.is(bare.status, 200, 'no content type');
+});
+
+test('a compressed body is read; a lie about it is refused', async () => {
+  assert.is((await post(gzipSync(json), { 'content-encoding': 'gzip' })).status, 200);
+  for (const encoding of ['gzip', 'deflate', 'br']) {
+    assertRefused(await post(json, { 'content-encoding': encoding }), {
+      status: 400,
+      code: 'invalid_request',
+      says: /content encoding/,
+    });
+  }
+  for (const encoding of ['compress', 'gzip, gzip', 'x']) {
+    assertRefused(await post(json, { 'content-encoding': encoding }), {
+      status: 400,
+      code: 'invalid_request',
+      says: /gzip, deflate or br/,
+    });
+  }
+  assertRefused(await post(gzipSync(json).subarray(0, 40), { 'content-encoding': 'gzip' }), {
+    status: 400,
+    code: 'invalid_request',
+  });
+});
+
+const tooLarge: Refused = { status: 413, code: 'request_too_large', says: /\d+ bytes/ };
+
+test('a small body that unpacks to 100 MB is refused', async () => {
+  const bomb = gzipSync(Buffer.alloc(100 * MIB, ' '));
+  assertRefused(await post(bomb, { 'content-encoding': 'gzip' }), tooLarge);
+});
+
+function* repeated(count: number, chunk: string): Generator<string> {
+  for (let i = 0; i < count; i += 1) yield chunk;
+}
+
+test('50 MB are refused, announced or not, without being kept', async () => {
+  const piece = 'x'.repeat(MIB);
+  const chunk = `${MIB.toString(16)}\r\n${piece}\r\n`;
+  const before = process.memoryUsage().arrayBuffers;
+  let peak = 0;
+  const sampler = setInterval(() => {
+    peak = Math.max(peak, process.memoryUsage().arrayBuffers - before);
+  }, 5);
+  const line = 'POST /emails HTTP/1.1';
+  const announced = await ask(app.base, {
+    line,
+    headers: [authorized(), `Content-Length: ${50 * MIB}`],
+    body: repeated(50, piece),
+  });
+  assertRefused(announced.answer(), tooLarge);
+  const chunked = await ask(app.base, {
+    line,
+    headers: [authorized(), 'Transfer-Encoding: chunked'],
+    body: [...repeated(50, chunk), '0\r\n\r\n'],
+  });
+  assertRefused(chunked.answer(), tooLarge);
+  clearInterval(sampler);
+  assert.ok(peak < 200 * MIB, `${Math.round(peak / MIB)} MB at the peak`);
+});
+
+test('an announced length that is not kept ends that connection only', async () => {
+  const { hostname, port } = new URL(app.base);
+  const socket = connect(Number(port), hostname);
+  socket.write(
+    `POST /emails HTTP/1.1\r\nHost: t\r\n${authorized()}\r\nContent-Length: 999\r\n\r\n{`,
+  );
+  await new Promise<void>((resolve) => socket.end(() => resolve()));
+  socket.destroy();
+  assert.is((await post(json)).status, 200);
+});
+
+test('the body of a refused request is not taken for the next one', async () => {
+  const hidden = 'GET /emails HTTP/1.1\r\nHost: hidden\r\n\r\n';
+  for (const [line, authorization, status] of [
+    ['POST /emails', 'Authorization: Bearer wrong', 401],
+    ['POST /nothing', authorized(), 404],
+    ['PUT /emails', authorized(), 405],
+    ['POST /emails', authorized(), 400],
+  ] as const) {
+    for (const body of [hidden, hidden.padEnd(5 * MIB, 'x')]) {
+      const answers = await exchange(app.base, [
+        `${line} HTTP/1.1\r\nHost: t\r\n${authorization}\r\nContent-Length: ${body.length}\r\n\r\n`,
+        body,
+        'GET /health/live HTTP/1.1\r\nHost: t\r\nConnection: close\r\n\r\n',
+      ]);
+      assert.equal(
+        answers.map((answer) => answer.status),
+        [status, 200],
+      );
+    }
+  }
+});
+
+test('afterwards a good email is delivered, and nothing was logged', async () => {
+  await app.untilEvent(await app.send(email), 'delivered');
+  assert.equal(app.complaints, []);
+});
+
+test.run();
