@@ -16,26 +16,40 @@ export class BenchFailed extends Error {
 }
 
 export interface Cleanup {
-  /** `stop` undoes now, once; the step is gone from the list then. */
+  /** `stop` undoes now, once. Throws, after undoing, when the end has begun. */
   add(step: () => Promise<void>): { readonly stop: () => Promise<void> };
+  /** The end: undoes everything. Repeated calls wait for the same end. */
   run(): Promise<void>;
 }
 
 export function createCleanup(): Cleanup {
   const steps = new Set<() => Promise<void>>();
+  let ending: Promise<void> | null = null;
+  const undo = async (step: () => Promise<void>): Promise<void> => {
+    steps.delete(step);
+    await step().catch((error: unknown) => console.error('bench: not cleaned up:', error));
+  };
   return {
     add(step) {
+      if (ending !== null) {
+        ending = ending.then(() => undo(step));
+        throw new BenchFailed('stopping');
+      }
       steps.add(step);
       return {
         async stop() {
-          if (steps.delete(step)) await step();
+          if (steps.has(step)) await undo(step);
         },
       };
     },
     async run() {
-      for (const step of [...steps].toReversed()) {
-        steps.delete(step);
-        await step().catch((error: unknown) => console.error('bench: not cleaned up:', error));
+      ending ??= (async () => {
+        for (const step of [...steps].toReversed()) await undo(step);
+      })();
+      // What was just being started when the end began has prolonged it.
+      for (let seen: Promise<void> | null = null; seen !== ending;) {
+        seen = ending;
+        await seen;
       }
     },
   };

@@ -139,23 +139,27 @@ async function describeMachine(plan: Plan, withPostfix: boolean): Promise<string
 }
 
 const cleanup = createCleanup();
+let isStopped = false;
 for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP'] as const) {
-  process.once(signal, () => {
+  process.on(signal, () => {
+    isStopped = true;
     void cleanup.run().then(() => process.exit(EXIT[signal]));
   });
 }
 try {
   const options = readOptions();
   const folder = mkdtempSync(join(tmpdir(), 'mailstead-bench-'));
+  // Whatever still writes there has ended when this first step is undone last.
   cleanup.add(() => Promise.resolve(rmSync(folder, { recursive: true, force: true })));
   chmodSync(folder, 0o755); // Postfix and smtp-sink leave root behind.
   const { emails, connections, workers } = options;
   const hasSmtpSink = existsSync(PROGRAMS.sink);
   await bench(options, { emails, connections, workers, folder, hasSmtpSink, cleanup });
 } catch (error) {
-  if (!(error instanceof BenchFailed)) throw error;
-  console.error(`bench: ${error.message}`);
-  process.exitCode = 1;
-} finally {
-  await cleanup.run();
+  // What fails after a signal fails because of it.
+  if (!isStopped) {
+    process.exitCode = 1;
+    console.error(error instanceof BenchFailed ? `bench: ${error.message}` : error);
+  }
 }
+await cleanup.run();

@@ -2,6 +2,7 @@
 // running counter to a file, from which it is read; nothing is asked of them while they are measured.
 import { chmodSync, fstatSync, mkdirSync, openSync, closeSync, readSync } from 'node:fs';
 import { join } from 'node:path';
+import { fileURLToPath } from 'node:url';
 import {
   BenchFailed,
   startProgram,
@@ -22,6 +23,7 @@ export interface Sink {
   stop(): Promise<void>;
 }
 
+const OWN_SINK = fileURLToPath(new URL('./sink-process.ts', import.meta.url));
 const TAIL_BYTES = 256;
 const POLL_MS = 5;
 /** Without one more message for this long, no more is awaited. */
@@ -50,7 +52,7 @@ export async function startSink(options: {
     command: program ?? process.execPath,
     args:
       program === null
-        ? [join(import.meta.dirname, 'sink-process.ts'), String(port), dumpFolder ?? '']
+        ? [OWN_SINK, String(port), dumpFolder ?? '']
         : ['-c', '-m', CONNECTIONS_MAX, ...user, ...dump, `127.0.0.1:${port}`, BACKLOG],
     log,
     cleanup,
