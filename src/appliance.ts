@@ -160,6 +160,7 @@ async function start(config: Config, log: Logger, closers: Closers): Promise<App
       late.nudge = () => workers.nudge();
       isDelivering = workers.isReady;
       closers.add(() => workers.stop());
+      await workers.started;
     }
   }
 

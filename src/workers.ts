@@ -10,6 +10,8 @@ import type { Waiting } from './queue/settle.ts';
 
 export interface Workers {
   readonly isReady: () => boolean;
+  /** Resolves when every worker has been ready once. */
+  readonly started: Promise<void>;
   nudge(): void;
   stop(): Promise<void>;
 }
@@ -37,6 +39,11 @@ export function startWorkers(options: {
   const { log } = options;
   const children = new Map<ChildProcess, { ready: boolean }>();
   let stopping = false;
+  let starting = options.count;
+  let markStarted: () => void = () => undefined;
+  const started = new Promise<void>((resolve) => {
+    markStarted = resolve;
+  });
   let nudgePlanned = false;
 
   const tell = (child: ChildProcess, message: ToWorker): void => {
@@ -49,8 +56,11 @@ export function startWorkers(options: {
     children.set(child, state);
     tell(child, { type: 'setup', setup: options.setup });
     child.on('message', (message: FromWorker) => {
-      if (message.type === 'ready') state.ready = true;
-      else {
+      if (message.type === 'ready') {
+        state.ready = true;
+        starting -= 1;
+        if (starting === 0) markStarted();
+      } else {
         options.onWaiting(
           message.waiting.map(({ lane, dueAtMs }) => ({ lane, dueAt: new Date(dueAtMs) })),
         );
@@ -82,6 +92,7 @@ export function startWorkers(options: {
 
   for (let index = 0; index < options.count; index++) start();
   return {
+    started,
     isReady: () => children.size > 0 && [...children.values()].every(({ ready }) => ready),
     nudge() {
       if (nudgePlanned) return;

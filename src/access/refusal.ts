@@ -68,14 +68,26 @@ export class Refusal extends Error {
   }
 }
 
-/** The refusal of a request whose fields are wrong: the first issue is the message, all are listed. */
+const ISSUES_MAX = 100;
+/** Paths hold keys of the caller's own making. */
+const ISSUE_PATH_MAX = 200;
+const ISSUE_MESSAGE_MAX = 500;
+
+const clip = (text: string, max: number): string =>
+  text.length > max ? `${text.slice(0, max).toWellFormed()}…` : text;
+
+/** The refusal of a request whose fields are wrong: the first issue is the message, the first hundred are listed. */
 export function refuseFields(
   issues: readonly Issue[],
   code: RefusalCode = 'validation_error',
 ): Refusal {
-  const [first] = issues;
+  const listed = issues.slice(0, ISSUES_MAX).map(({ path, message }) => ({
+    path: clip(path, ISSUE_PATH_MAX),
+    message: clip(message, ISSUE_MESSAGE_MAX),
+  }));
+  const [first] = listed;
   if (first === undefined) throw new Error('a refusal needs an issue');
-  return new Refusal(code, first.message, { issues });
+  return new Refusal(code, first.message, { issues: listed });
 }
 
 /** Worth a few tries by then, and not yet a timeout at the caller. */

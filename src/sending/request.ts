@@ -150,7 +150,8 @@ export function checkRequest(request: SendEmailRequest): CheckedEmail {
     subject,
     html,
     text,
-    headers,
+    // The keys of an object have no order (RFC 8259 §4): equal requests give equal emails and equal hashes.
+    headers: headers.toSorted(([a], [b]) => (a < b ? -1 : 1)),
     tags: request.tags?.map(({ name, value }) => ({ name, value })) ?? null,
     recipients: distinct([...to, ...cc, ...bcc]),
   };

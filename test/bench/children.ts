@@ -23,37 +23,33 @@ export interface Cleanup {
 }
 
 export function createCleanup(): Cleanup {
-  const steps = new Set<() => Promise<void>>();
+  /** What is to undo, oldest first; a step that is being undone stays until that is done. */
+  const undos = new Set<() => Promise<void>>();
   let ending: Promise<void> | null = null;
-  const undo = async (step: () => Promise<void>): Promise<void> => {
-    steps.delete(step);
-    await step().catch((error: unknown) => console.error('bench: not cleaned up:', error));
-  };
   return {
     add(step) {
-      if (ending !== null) {
-        ending = ending.then(() => undo(step));
-        throw new BenchFailed('stopping');
-      }
-      steps.add(step);
-      return {
-        async stop() {
-          if (steps.has(step)) await undo(step);
-        },
+      let undone: Promise<void> | null = null;
+      const undo = (): Promise<void> => {
+        undone ??= step()
+          .catch((error: unknown) => console.error('bench: not cleaned up:', error))
+          .finally(() => undos.delete(undo));
+        return undone;
       };
+      undos.add(undo);
+      if (ending !== null) throw new BenchFailed('stopping');
+      return { stop: undo };
     },
-    async run() {
+    run() {
       ending ??= (async () => {
-        for (const step of [...steps].toReversed()) await undo(step);
+        // What was being started when the end began is found at the end of the list again and again.
+        for (let undo = last(undos); undo !== undefined; undo = last(undos)) await undo();
       })();
-      // What was just being started when the end began has prolonged it.
-      for (let seen: Promise<void> | null = null; seen !== ending;) {
-        seen = ending;
-        await seen;
-      }
+      return ending;
     },
   };
 }
+
+const last = <T>(set: ReadonlySet<T>): T | undefined => [...set].at(-1);
 
 export interface Running {
   readonly pid: number;

@@ -150,7 +150,7 @@ try {
   const options = readOptions();
   const folder = mkdtempSync(join(tmpdir(), 'mailstead-bench-'));
   // Whatever still writes there has ended when this first step is undone last.
-  cleanup.add(() => Promise.resolve(rmSync(folder, { recursive: true, force: true })));
+  cleanup.add(async () => rmSync(folder, { recursive: true, force: true }));
   chmodSync(folder, 0o755); // Postfix and smtp-sink leave root behind.
   const { emails, connections, workers } = options;
   const hasSmtpSink = existsSync(PROGRAMS.sink);

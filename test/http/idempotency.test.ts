@@ -78,7 +78,7 @@ test('how a request is written does not matter, what it says does', async () => 
   const email = {
     ...emailOf('Written'),
     cc: null,
-    headers: { 'X-A': 'a' },
+    headers: { 'X-A': 'a', 'X-B': 'b' },
     tags: [{ name: 'a', value: 'b' }],
   };
   const first = await post('written', email);
@@ -86,6 +86,7 @@ test('how a request is written does not matter, what it says does', async () => 
     JSON.stringify(Object.fromEntries(Object.entries(email).toReversed())),
     JSON.stringify({ ...email, cc: undefined, to: 'ok@recipient.test' }),
     JSON.stringify({ ...email, tags: [{ value: 'b', name: 'a' }] }),
+    JSON.stringify({ ...email, headers: { 'X-B': 'b', 'X-A': 'a' } }),
     JSON.stringify(email, null, 2),
     JSON.stringify(email).replace('Plain', '\\u0050lain'),
   ];
@@ -104,7 +105,8 @@ test('how a request is written does not matter, what it says does', async () => 
     { subject: 'Written differently' },
     { text: 'Other words.' },
     { html: '<p>Plain words.</p>' },
-    { headers: { 'X-A': 'b' } },
+    { headers: { 'X-A': 'a' } },
+    { headers: { 'X-A': 'b', 'X-B': 'a' } },
     { headers: null },
     { tags: [{ name: 'a', value: 'c' }] },
     { tags: [] },
@@ -142,7 +144,8 @@ test('other keys and other tenants are other requests', async () => {
   assert.ok(answers.every(({ status }) => status === 200));
   assert.ok(!answers.some(isReplay));
   assert.is(new Set(answers.map(({ body }) => body['id'])).size, 6);
-  assert.equal(await countOf('Others'), { stored: 6, received: 6 });
+  const { rows } = await pool.query(`select from email where subject = 'Others'`);
+  assert.is(rows.length, 6);
   const again = await post('others', email, { apiKey });
   assert.equal(again.body, answers[3]?.body, 'each tenant gets its own answer again');
   assertRefused(await post('others', emailOf('Mine'), { apiKey }), conflict);
@@ -171,7 +174,7 @@ test('fifty at once are one email and fifty equal answers', async () => {
     ),
   );
   assert.equal([...new Set(answers.map(({ status }) => status))], [200]);
-  assert.is(new Set(answers.map(({ body }) => JSON.stringify(body))).size, 1);
+  for (const { body } of answers) assert.equal(body, answers[0]?.body);
   assert.is(answers.filter((answer) => !isReplay(answer)).length, 1, 'one of them was the first');
   assert.equal(await countOf('Parallel'), once);
 });
