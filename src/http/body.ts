@@ -1,6 +1,6 @@
 // The body of a request: JSON in UTF-8 (RFC 8259 §8.1), plain or compressed, whatever its content type says.
 // Refuses what is too large (413), not UTF-8 or not JSON (400), and what is nested or split so far that it
-// would cost more to look at than to send (400); the last is found on the bytes, before anything is built of them.
+// would cost more to look at than to send (400 when the bytes show it, before anything is built of them; else 422).
 import { isUtf8 } from 'node:buffer';
 import express, {
   type NextFunction,
@@ -8,7 +8,7 @@ import express, {
   type RequestHandler,
   type Response,
 } from 'express';
-import { Refusal, refuseFields } from '../access/refusal.ts';
+import { Refusal, refuseFields, type Issue } from '../access/refusal.ts';
 
 /** 40 MB of attachments after base64, and room for the rest of the message. */
 export const BODY_MAX_BYTES = 48 * 1024 * 1024;
@@ -16,6 +16,8 @@ export const BODY_MAX_BYTES = 48 * 1024 * 1024;
 const DEPTH_MAX = 64;
 /** Far above a batch of 100 emails with all their lists full. */
 const VALUES_MAX = 250_000;
+/** Of one list or object; above every list of the API. The check of n wrong items takes n² steps. */
+const ITEMS_MAX = 1_000;
 
 /** Leaves the value in `request.body`: undefined without a body, an empty object for an empty one. */
 export function createBodyReader(): readonly RequestHandler[] {
@@ -38,9 +40,9 @@ function parseJson(bytes: Buffer): unknown {
   } catch {
     throw new Refusal('invalid_json', 'The request body is not valid JSON.');
   }
-  const path = findUnusable(value, '');
-  if (path === null) return value;
-  throw refuseFields([{ path, message: `\`${path}\`: no key may be called \`toString\`.` }]);
+  const issue = findUnbearable(value, '');
+  if (issue !== null) throw refuseFields([issue]);
+  return value;
 }
 
 const QUOTE = 0x22;
@@ -83,15 +85,21 @@ function endOfString(json: Buffer, start: number): number {
   return json.length;
 }
 
-/**
- * The path of a key `toString`, or null. Such an object cannot be made a string, which what checks the
- * fields does without asking.
- */
-function findUnusable(value: unknown, path: string): string | null {
+/** The first thing that what checks the fields cannot take, or null. */
+function findUnbearable(value: unknown, path: string): Issue | null {
   if (value === null || typeof value !== 'object') return null;
-  for (const [key, inner] of Object.entries(value)) {
+  const entries = Object.entries(value);
+  if (entries.length > ITEMS_MAX) {
+    const message = `\`${path || 'body'}\` has ${entries.length} items; at most ${ITEMS_MAX} are allowed.`;
+    return { path: path || 'body', message };
+  }
+  for (const [key, inner] of entries) {
     const at = path === '' ? key : `${path}.${key}`;
-    const found = key === 'toString' && !Array.isArray(value) ? at : findUnusable(inner, at);
+    // Such an object cannot be made a string, which the check does without asking.
+    if (key === 'toString' && !Array.isArray(value)) {
+      return { path: at, message: `\`${at}\`: no key may be called \`toString\`.` };
+    }
+    const found = findUnbearable(inner, at);
     if (found !== null) return found;
   }
   return null;

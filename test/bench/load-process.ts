@@ -61,7 +61,8 @@ async function send(order: Order): Promise<Load> {
     const pump = (): void => {
       const now = performance.now();
       while (next < order.count && idle.length > 0 && dueAt(next) <= now) {
-        const line = idle.pop()!;
+        // In turn: one that is left alone for long is closed by the server.
+        const line = idle.shift()!;
         const since = order.ratePerS === null ? now : dueAt(next);
         next += 1;
         line.ask(request, (refusal) => {

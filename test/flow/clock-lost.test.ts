@@ -1,5 +1,5 @@
 // Agenda's tables are dropped while deliveries wait for it: the sweep takes over, everything arrives once.
-import pg from 'pg';
+import { Client } from 'pg';
 import { suite } from 'uvu';
 import * as assert from 'uvu/assert';
 import { startApp, until, type App } from '../support/app.ts';
@@ -10,11 +10,11 @@ const WAIT_MAX_MS = 75_000;
 
 const test = suite('clock lost');
 let app: App;
-let database: pg.Client;
+let database: Client;
 
 test.before(async () => {
   app = await startApp({ MAILSTEAD_RETRY_SCHEDULE: '3s' });
-  database = new pg.Client(app.databaseUrl);
+  database = new Client(app.databaseUrl);
   await database.connect();
 });
 test.after(async () => {

@@ -84,6 +84,21 @@ const bodies: Readonly<Record<string, readonly [string | Uint8Array, Refused]>> 
   '100,000 levels in tags': [withField('tags', nest(100_000)), tooDeep],
   '100,000 levels in template': [withField('template', nestKeys(100_000)), tooDeep],
   '100,000 levels in an unknown key': [withField('zzz', nest(100_000)), tooDeep],
+  '100,000 wrong tags': [
+    withField('zzz', `{"tags":[${'5,'.repeat(100_000)}5]}`),
+    { status: 422, code: 'validation_error', paths: ['zzz.tags'], says: /100001.*1000/ },
+  ],
+  '1,001 keys': [
+    withField(
+      'headers',
+      JSON.stringify(Object.fromEntries(Array.from({ length: 1_001 }, (_, i) => [`X-${i}`, 5]))),
+    ),
+    { status: 422, code: 'validation_error', paths: ['headers'], says: /1001.*1000/ },
+  ],
+  '1,001 emails': [
+    `[${'{},'.repeat(1_000)}{}]`,
+    { status: 422, code: 'validation_error', paths: ['body'], says: /1001.*1000/ },
+  ],
   'a million values': [
     withField('zzz', `[${'0,'.repeat(1_000_000)}0]`),
     { status: 400, code: 'invalid_request', says: /too many values/ },

@@ -3,7 +3,7 @@
 import { mkdtemp, readdir, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import pg from 'pg';
+import { Client } from 'pg';
 import { suite } from 'uvu';
 import * as assert from 'uvu/assert';
 import { openDiskBlobs } from '../../src/store/blob.ts';
@@ -28,7 +28,7 @@ test('four processes migrate at the same time: one does, all work', async () => 
 test('a schema that a newer program made stops the start and says so', async () => {
   const database = await freshDatabase();
   await (await open(database.url)).close();
-  const client = new pg.Client(database.url);
+  const client = new Client(database.url);
   await client.connect();
   await client.query("insert into migration (name, executed_at) values ('9999-later', now())");
   await client.end();
