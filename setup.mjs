@@ -45,10 +45,6 @@ const VERBS = {
     await build();
     return runAppliance('dist/main.js', args);
   },
-  async cli(args) {
-    await build();
-    return runAppliance('dist/cli.js', args);
-  },
   async bench(args) {
     await build();
     return run(['--import', 'tsx', 'test/bench/main.ts', ...args]);
