@@ -16,7 +16,6 @@ import { createApp } from './http/app.ts';
 import type { Verbs } from './http/verbs.ts';
 import { recoverLocalRuns, recoverProcess, startUpkeep, type Upkeep } from './jobs/upkeep.ts';
 import type { Logger } from './log.ts';
-import { endProcess } from './process.ts';
 import { createGroupCommit } from './queue/group-commit.ts';
 import type { Waiting } from './queue/settle.ts';
 import {
@@ -98,7 +97,7 @@ async function start(config: Config, log: Logger, closers: Closers): Promise<App
   closers.add(() => store.close());
   const sealingKey = deriveKey(secret, 'dkim keys at rest');
   const firstKey = await prepareFirstTenant({ config, store, dataDir, sealingKey });
-  await recoverLocalRuns({ store, log, journalFolder: folders.journalFolder }, endProcess);
+  await recoverLocalRuns({ store, log, journalFolder: folders.journalFolder });
 
   const hasSink = config.mode === 'development' || config.delivery === 'sink';
   const sink = hasSink

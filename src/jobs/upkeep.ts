@@ -9,10 +9,13 @@ import { recover, silentRuns } from '../queue/lease.ts';
 import { wake, waitingLanes } from '../queue/wake.ts';
 import { forgetOldKeys } from '../sending/idempotency.ts';
 import type { Store } from '../store/orm.ts';
+import { endProcess } from '../store/process.ts';
 import { BUCKET_MS, createClock, type Clock } from './clock.ts';
 
-/** A worker run that has not been heard of for this long is lost. */
+/** A worker run that has not been heard of for this long is suspected to be lost. */
 const SILENCE_MAX_MS = 60_000;
+/** And lost when it stays silent this much longer; it ought to be heard every 5 s. */
+const WATCH_MS = 20_000;
 const SWEEP_MS = 30_000;
 /** Alarms are set this far ahead; what is due later is found by a later sweep. */
 const HORIZON_MS = 10 * 60_000;
@@ -37,6 +40,8 @@ export interface UpkeepOptions {
   readonly pruneSink: () => Promise<void>;
   /** Between two sweeps; 30 s unless a test is in a hurry. */
   readonly sweepMs?: number;
+  /** How long a silent worker is watched; 20 s unless a test is in a hurry. */
+  readonly watchMs?: number;
 }
 
 export async function startUpkeep(options: UpkeepOptions): Promise<Upkeep> {
@@ -44,8 +49,15 @@ export async function startUpkeep(options: UpkeepOptions): Promise<Upkeep> {
   const wakeLane = async (lane: string | null): Promise<void> => {
     if ((await wake(store.pool, lane)) > 0) options.onReady();
   };
+  // Who was silent when we looked before, and since when. After an outage of the database everybody looks
+  // silent for a moment: only who stays so while we watch is lost.
+  let suspects = new Map<string, number>();
   const reap = async (): Promise<void> => {
-    for (const epoch of await silentRuns(store.pool, SILENCE_MAX_MS)) {
+    const now = Date.now();
+    const silent = await silentRuns(store.pool, SILENCE_MAX_MS);
+    suspects = new Map(silent.map((epoch) => [epoch, suspects.get(epoch) ?? now]));
+    for (const [epoch, since] of suspects) {
+      if (now - since < (options.watchMs ?? WATCH_MS)) continue;
       await recoverRun(options, epoch);
     }
   };
@@ -102,18 +114,20 @@ async function recoverRun(
   epoch: string,
 ): Promise<void> {
   const lost = journals(options.journalFolder).find(({ run }) => run.epoch === epoch);
+  if (lost?.run.pid === process.pid) return; // we are here
+  // Stalled rather than gone: it must not wake up in the middle of what is tried again.
+  if (lost !== undefined) await endProcess(lost.run);
   const counts = await recover(options.store, epoch, lost?.run.traceOf ?? null);
   if (lost !== undefined) rmSync(lost.path, { force: true });
   options.log.warn({ epoch, ...counts }, 'a lost delivery worker was recovered');
 }
 
 /**
- * At the start, before any worker of this data directory runs: every journal here is of a run that is
- * gone. `endProcess` makes sure of that for one whose process may still live.
+ * At the start, before any worker of this data directory runs: every journal here is of an earlier run. One
+ * whose process still lives is ended first.
  */
 export async function recoverLocalRuns(
   options: Pick<UpkeepOptions, 'store' | 'log' | 'journalFolder'>,
-  endProcess: (run: LostRun) => Promise<void>,
 ): Promise<void> {
   for (const { path, run } of journals(options.journalFolder)) {
     await endProcess(run);

@@ -45,6 +45,7 @@ for (const backend of ['Postgres', 'MongoDB'] as const) {
       onReady: () => undefined,
       pruneSink: () => Promise.resolve(),
       sweepMs: about.sweepMs,
+      watchMs: 500,
     });
   };
   const wipe = async ({ q }: Context): Promise<void> => {
