@@ -96,7 +96,12 @@ async function start(config: Config, log: Logger, closers: Closers): Promise<App
   const store = await openWhenReady(databaseUrl, log);
   closers.add(() => store.close());
   const sealingKey = deriveKey(secret, 'dkim keys at rest');
-  const firstKey = await prepareFirstTenant({ config, store, dataDir, sealingKey });
+  const { firstKey, firstTenantId } = await prepareFirstTenant({
+    config,
+    store,
+    dataDir,
+    sealingKey,
+  });
   await recoverLocalRuns({ store, log, journalFolder: folders.journalFolder });
 
   const hasSink = config.mode === 'development' || config.delivery === 'sink';
@@ -170,6 +175,7 @@ async function start(config: Config, log: Logger, closers: Closers): Promise<App
         store,
         blobFolder: folders.blobFolder,
         sealingKey,
+        firstTenantId,
         nudge,
         isDelivering,
         closers,
@@ -232,7 +238,7 @@ async function prepareFirstTenant(d: {
   store: Store;
   dataDir: DataDir;
   sealingKey: Buffer;
-}): Promise<Appliance['firstKey']> {
+}): Promise<{ firstKey: Appliance['firstKey']; firstTenantId: string }> {
   const { config, store, dataDir } = d;
   const isDevelopment = config.mode === 'development';
   const keyFile = join(dataDir.path, 'first-api-key');
@@ -242,9 +248,13 @@ async function prepareFirstTenant(d: {
   if (isDevelopment && first.token !== null) {
     writeFileSync(keyFile, first.token, { mode: 0o600 });
   }
-  if (first.token !== null) return { token: first.token, isNew: first.generated };
-  if (!isDevelopment || !existsSync(keyFile)) return null;
-  return { token: readFileSync(keyFile, 'utf8').trim(), isNew: false };
+  const remembered =
+    isDevelopment && existsSync(keyFile) ? readFileSync(keyFile, 'utf8').trim() : null;
+  const token = first.token ?? remembered;
+  return {
+    firstTenantId: first.tenantId,
+    firstKey: token === null ? null : { token, isNew: first.token !== null && first.generated },
+  };
 }
 
 async function ensureHomeDomain(store: Store, tenantId: string, sealingKey: Buffer): Promise<void> {
@@ -269,6 +279,7 @@ async function startHttp(d: {
   store: Store;
   blobFolder: string;
   sealingKey: Buffer;
+  firstTenantId: string;
   nudge: () => void;
   isDelivering: () => boolean;
   closers: Closers;
@@ -284,7 +295,10 @@ async function startHttp(d: {
     laneOf: laneFor(config.delivery),
     lifetimeMs: config.messageLifetimeMs,
     // Only where nothing leaves the machine may an unknown author send.
-    standInDomain: config.mode === 'development' && config.delivery === 'sink' ? HOME_DOMAIN : null,
+    standIn:
+      config.mode === 'development' && config.delivery === 'sink'
+        ? { tenantId: d.firstTenantId, domain: HOME_DOMAIN }
+        : null,
   };
   const hasSink = config.mode === 'development' || config.delivery === 'sink';
   const verbs: Verbs = {
@@ -308,7 +322,6 @@ async function startHttp(d: {
   const app = createApp({
     verbs,
     log,
-    publicUrl,
     authenticate: createAuthenticator(store.pool),
     limiter: createRateLimiter(config.rateLimit),
     missing: () => findMissing(store, d.isDelivering),

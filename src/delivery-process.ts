@@ -17,6 +17,7 @@ process.on('disconnect', () => process.exit(1));
 // The terminal's Ctrl-C reaches the whole group; the parent decides when we stop.
 process.on('SIGINT', () => undefined);
 process.on('SIGTERM', () => undefined);
+process.on('SIGHUP', () => undefined);
 
 const say = (message: FromWorker): void => void process.send?.(message);
 let working: Promise<RunningWorker> | null = null;

@@ -113,10 +113,11 @@ async function prepare(
       reply: 'The message bytes are missing from the blob store.',
     });
   }
+  const { signingTenantId, signingDomainId } = delivery;
   const signer =
-    delivery.signingDomainId === null
+    signingTenantId === null || signingDomainId === null
       ? null
-      : await d.signerOf(delivery.tenantId, delivery.signingDomainId);
+      : await d.signerOf(signingTenantId, signingDomainId);
   if (signer === null || signer.keys.length === 0) {
     return decided('failed', {
       cause: 'sender_domain_unverified',

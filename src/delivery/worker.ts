@@ -258,7 +258,9 @@ export async function startWorker(options: WorkerOptions): Promise<Worker> {
       await giveBack(notBegun);
       const finished = await Promise.race([
         allStopped.then(() => settler.drain()).then(() => true),
-        sleep(STOP_MAX_MS).then(() => false),
+        new Promise<false>((resolve) => {
+          setTimeout(() => resolve(false), STOP_MAX_MS).unref();
+        }),
       ]);
       clearInterval(beatLoop);
       // What is still under way is left to the journal: the next run settles or declares it.

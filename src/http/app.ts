@@ -19,7 +19,6 @@ import type { Verbs } from './verbs.ts';
 export interface AppOptions {
   readonly verbs: Verbs;
   readonly log: Logger;
-  readonly publicUrl: string;
   readonly authenticate: (token: string) => Promise<Caller | null>;
   readonly limiter: RateLimiter;
   /** What is missing for this process to work; empty when it is ready. */
@@ -57,7 +56,7 @@ export function createApp(options: AppOptions): Express {
       .status(missing.length === 0 ? 200 : 503)
       .json({ status: missing.length === 0 ? 'ready' : 'not_ready', missing });
   });
-  app.use(createReference(options.publicUrl));
+  app.use(createReference());
   app.get('/', (_request, response) => {
     response.redirect('/docs');
   });

@@ -39,10 +39,10 @@ export function readOpenApi(): { paths: Record<string, Record<string, unknown>> 
   return JSON.parse(readFileSync(DOCUMENT, 'utf8')) as ReturnType<typeof readOpenApi>;
 }
 
-/** Serves the reference. `publicUrl` is where its "try it" calls go. */
-export function createReference(publicUrl: string): Router {
+/** Serves the reference; its "try it" calls go to wherever the page came from. */
+export function createReference(): Router {
   const router = Router();
-  const document = JSON.stringify({ ...readOpenApi(), servers: [{ url: publicUrl }] });
+  const document = JSON.stringify({ ...readOpenApi(), servers: [{ url: '/' }] });
   const place = SCRIPT_PLACES.find((path) => existsSync(path));
   if (place === undefined) throw new Error('the reference page lacks its script; build again');
   const script = readFileSync(place);

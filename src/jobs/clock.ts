@@ -26,7 +26,8 @@ export interface Clock {
 export const BUCKET_MS = 2_000;
 const LANE_JOB = 'wake-lane';
 const POLL_MS = 1_000;
-const LOCK_MS = 90_000;
+/** A job that takes longer may run twice, which harms nothing; Agenda sleeps half of it after each job. */
+const LOCK_MS = 10_000;
 const LOCK_LIMIT = 50;
 const POOL_MAX = 3;
 /** Alarms set recently, so that a thousand deferrals of one lane are one write. */

@@ -18,6 +18,7 @@ export interface ClaimedDelivery {
   readonly rawSizeBytes: number;
   readonly blobKey: string | null;
   readonly needsSmtpUtf8: boolean;
+  readonly signingTenantId: string | null;
   readonly signingDomainId: string | null;
   /** Where bounces of this email come home; null where no domain of ours is behind `from`. */
   readonly fromDomain: string;
@@ -36,6 +37,7 @@ interface ClaimRow {
   raw_size_bytes: number;
   blob_key: string | null;
   needs_smtp_utf8: boolean;
+  signing_tenant_id: string | null;
   signing_domain_id: string | null;
   from_domain: string;
 }
@@ -80,7 +82,7 @@ const CLAIM = `
   )
   select c.*, (extract(epoch from e.created_at) * 1000)::bigint::text as created_ms,
     e.recipient_count, e.from_domain, k.raw, k.raw_size_bytes, k.blob_key, k.needs_smtp_utf8,
-    k.signing_domain_id
+    k.signing_tenant_id, k.signing_domain_id
   from claimed c
   join email e on e.tenant_id = c.tenant_id and e.id = c.email_id
   join email_content k on k.tenant_id = c.tenant_id and k.email_id = c.email_id`;
@@ -116,6 +118,7 @@ export async function claim(
     rawSizeBytes: row.raw_size_bytes,
     blobKey: row.blob_key,
     needsSmtpUtf8: row.needs_smtp_utf8,
+    signingTenantId: row.signing_tenant_id,
     signingDomainId: row.signing_domain_id,
     fromDomain: row.from_domain,
   }));

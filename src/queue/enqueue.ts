@@ -34,6 +34,8 @@ export interface NewEmail {
   readonly blobKey: string | null;
   readonly rawSizeBytes: number;
   readonly needsSmtpUtf8: boolean;
+  /** The domain whose keys sign. */
+  readonly signingTenantId: string | null;
   readonly signingDomainId: string | null;
   /** In order of position, without repeats; at least one. */
   readonly deliveries: readonly NewDelivery[];
@@ -92,6 +94,7 @@ export async function enqueue(db: Queryable, emails: readonly NewEmail[]): Promi
       email.rawSizeBytes,
       email.blobKey,
       email.needsSmtpUtf8,
+      email.signingTenantId,
       email.signingDomainId,
     ]),
   );
@@ -146,7 +149,7 @@ export async function enqueue(db: Queryable, emails: readonly NewEmail[]): Promi
       values ${emailRows.join(', ')}
     ), new_content as (
       insert into email_content (tenant_id, email_id, html, text, headers, raw, raw_size_bytes,
-        blob_key, needs_smtp_utf8, signing_domain_id)
+        blob_key, needs_smtp_utf8, signing_tenant_id, signing_domain_id)
       values ${contentRows.join(', ')}
     ), new_timeline as (
       insert into timeline (tenant_id, email_id, id, at, kind, detail)

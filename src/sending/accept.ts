@@ -24,10 +24,10 @@ export interface AcceptDependencies {
   readonly laneOf: (domain: string) => string;
   readonly lifetimeMs: number;
   /**
-   * The domain of the appliance's own tenant that signs where the author's domain is unknown; null
+   * The appliance's own domain, which signs where the author's domain is unknown; null
    * where an unknown domain is refused. Set only when nothing leaves the machine.
    */
-  readonly standInDomain: string | null;
+  readonly standIn: { readonly tenantId: string; readonly domain: string } | null;
 }
 
 /** Where a request came from, for the timeline. */
@@ -161,6 +161,7 @@ async function prepare(
     blobKey,
     rawSizeBytes: raw.length,
     needsSmtpUtf8,
+    signingTenantId: author.signingTenantId,
     signingDomainId: author.signingDomainId,
     deliveries: checked.recipients.map(({ address, domain }) => ({
       recipient: address,
@@ -187,7 +188,7 @@ async function findAuthorDomain(
   d: AcceptDependencies,
   caller: Caller,
   name: string,
-): Promise<{ signingDomainId: string | null; warning: string | null }> {
+): Promise<{ signingTenantId: string; signingDomainId: string; warning: string | null }> {
   const domain = await d.domains.sendingDomain(caller.tenantId, name);
   const mayUse = caller.domainId === null || caller.domainId === domain?.id;
   if (!mayUse) {
@@ -203,9 +204,11 @@ async function findAuthorDomain(
   }
   const isVerified = domain?.status === 'verified' || domain?.status === 'partially_verified';
   if (domain !== null && isVerified && domain.sending) {
-    return { signingDomainId: domain.id, warning: null };
+    return { signingTenantId: caller.tenantId, signingDomainId: domain.id, warning: null };
   }
-  if (d.standInDomain === null) {
+  const standIn =
+    d.standIn === null ? null : await d.domains.sendingDomain(d.standIn.tenantId, d.standIn.domain);
+  if (d.standIn === null || standIn === null) {
     throw refuseFields(
       [
         {
@@ -216,9 +219,9 @@ async function findAuthorDomain(
       'domain_not_verified',
     );
   }
-  const standIn = await d.domains.sendingDomain(caller.tenantId, d.standInDomain);
   return {
-    signingDomainId: standIn?.id ?? null,
+    signingTenantId: d.standIn.tenantId,
+    signingDomainId: standIn.id,
     warning: `${name} is not a verified domain; outside development mode this email is refused.`,
   };
 }

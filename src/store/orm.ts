@@ -58,6 +58,8 @@ export async function openStore(options: {
       SinkMessage,
     ],
     extensions: [Migrator],
+    // A typo in the URL must not make a second, empty appliance.
+    ensureDatabase: false,
     migrations: {
       migrationsList: migrations,
       tableName: MIGRATION_TABLE,

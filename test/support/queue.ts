@@ -87,6 +87,7 @@ export function newEmail(about: Partial<NewEmail> & { tenantId: string }): NewEm
     blobKey: null,
     rawSizeBytes: 20,
     needsSmtpUtf8: false,
+    signingTenantId: null,
     signingDomainId: null,
     deliveries: [{ recipient: 'b@recipient.test', lane: 'sink' }],
     lifetimeMs: 4 * 86_400_000,

@@ -94,6 +94,7 @@ export class FirstHouse extends Migration {
         raw_size_bytes integer not null,
         blob_key text,
         needs_smtp_utf8 boolean not null,
+        signing_tenant_id uuid,
         signing_domain_id uuid,
         primary key (tenant_id, email_id),
         check ((raw is null) <> (blob_key is null))
