@@ -24,9 +24,12 @@ const ENTRY = fileURLToPath(
   ),
 );
 const RESTART_MS = 1_000;
+/** A worker that dies again and again is started ever more slowly. */
+const RESTART_MAX_MS = 30_000;
+const HEALTHY_MS = 60_000;
 /** A nudge is a hint: one for many. */
 const NUDGE_EVERY_MS = 5;
-const STOP_MAX_MS = 28_000;
+const STOP_MAX_MS = 22_000;
 
 export function startWorkers(options: {
   readonly count: number;
@@ -45,6 +48,7 @@ export function startWorkers(options: {
     markStarted = resolve;
   });
   let nudgePlanned = false;
+  let restartMs = RESTART_MS;
 
   const tell = (child: ChildProcess, message: ToWorker): void => {
     if (child.connected) child.send(message, () => undefined);
@@ -58,6 +62,9 @@ export function startWorkers(options: {
     child.on('message', (message: FromWorker) => {
       if (message.type === 'ready') {
         state.ready = true;
+        setTimeout(() => {
+          if (children.has(child)) restartMs = RESTART_MS;
+        }, HEALTHY_MS).unref();
         starting -= 1;
         if (starting === 0) markStarted();
       } else {
@@ -66,9 +73,12 @@ export function startWorkers(options: {
         );
       }
     });
-    child.once('error', (error) =>
-      log.error({ err: error }, 'a delivery worker cannot be started'),
-    );
+    child.once('error', (error) => {
+      log.error({ err: error }, 'a delivery worker has trouble');
+      if (child.pid !== undefined) return;
+      children.delete(child); // it was never born, so it will not exit
+      if (!stopping) void replace(undefined);
+    });
     child.once('exit', (code, signal) => {
       children.delete(child);
       if (stopping) return;
@@ -86,7 +96,8 @@ export function startWorkers(options: {
         log.warn({ err: error }, 'what it held is decided by the sweep');
       });
     }
-    await new Promise((resolve) => setTimeout(resolve, RESTART_MS));
+    await new Promise((resolve) => setTimeout(resolve, restartMs));
+    restartMs = Math.min(restartMs * 2, RESTART_MAX_MS);
     if (!stopping) start();
   };
 
@@ -106,7 +117,8 @@ export function startWorkers(options: {
       stopping = true;
       await Promise.all(
         [...children.keys()].map(async (child) => {
-          if (child.exitCode !== null || child.signalCode !== null) return;
+          if (child.pid === undefined || child.exitCode !== null || child.signalCode !== null)
+            return;
           tell(child, { type: 'stop' });
           const timer = setTimeout(() => child.kill('SIGKILL'), STOP_MAX_MS);
           await once(child, 'exit');

@@ -10,7 +10,7 @@ import { parseReply } from '../mail/reply.ts';
 import { mintReturnPathLocal } from '../mail/return-path.ts';
 import type { Signer } from '../domains/lookup.ts';
 import type { ClaimedDelivery } from '../queue/claim.ts';
-import type { Evidence, Verdict } from '../queue/settle.ts';
+import { NO_EVIDENCE, type Evidence, type Verdict } from '../queue/settle.ts';
 import type { BlobStore } from '../store/blob.ts';
 import { findNextHops, type NextHopDependencies } from './next-hop.ts';
 import { openSession, type Failure, type Session, type Target } from './session.ts';
@@ -41,31 +41,33 @@ export interface Line {
 
 /** RFC 5321 does not say; Postfix and the large providers' own limits are near this. */
 const MESSAGES_PER_SESSION_MAX = 100;
-/** Peers whose STARTTLS is broken: plaintext is used without asking again for a while. */
+const REPLY_CHARS_MAX = 4_096;
+/** No further host is tried after this: one delivery must not hold a connection's place for long. */
+const HOSTS_MAX_MS = 120_000;
+/** Peers whose STARTTLS is broken, and until when plaintext is used without asking again. */
+const brokenTls = new Map<string, number>();
 const BROKEN_TLS_MAX = 1_000;
-const brokenTls = new Set<string>();
+const BROKEN_TLS_MS = 3_600_000;
 // oxlint-disable-next-line no-control-regex
 const NON_ASCII = /[^\u0000-\u007f]/;
-
-const noEvidence: Evidence = {
-  cause: null,
-  stage: null,
-  host: null,
-  address: null,
-  port: null,
-  tls: null,
-  code: null,
-  enhanced: null,
-  reply: null,
-};
 
 const decided = (
   verdict: Verdict,
   evidence: Partial<Omit<Evidence, 'cause'>> & { readonly cause?: Cause | null },
 ): Decided => ({
   verdict,
-  evidence: { ...noEvidence, ...evidence },
+  evidence: { ...NO_EVIDENCE, ...evidence, reply: legible(evidence.reply ?? null) },
 });
+
+/** What a peer said, as text that can be stored and shown: no control characters, of bounded length. */
+function legible(reply: string | null): string | null {
+  if (reply === null) return null;
+  const printable = reply
+    .replace(/\r\n?/g, '\n')
+    // oxlint-disable-next-line no-control-regex
+    .replace(/[\u0000-\u0009\u000b-\u001f\u007f]/g, ' ');
+  return printable.slice(0, REPLY_CHARS_MAX).toWellFormed().trim();
+}
 
 /** Attempts the delivery over the line's session or a new one. Throws only for faults of our own. */
 export async function attempt(
@@ -160,7 +162,9 @@ async function converse(
   },
 ): Promise<Decided> {
   let last: { target: Target; failure: Failure } | null = null;
+  const until = Date.now() + HOSTS_MAX_MS;
   for (const target of about.targets) {
+    if (last !== null && Date.now() > until) break;
     const opened = await open(d, target);
     if ('cause' in opened) {
       last = { target, failure: opened };
@@ -188,7 +192,9 @@ async function converse(
 async function open(d: AttemptDependencies, wanted: Target): Promise<Session | Failure> {
   const mayBePlain = wanted.tls === 'opportunistic';
   const target =
-    mayBePlain && brokenTls.has(wanted.address) ? { ...wanted, tls: 'never' as const } : wanted;
+    mayBePlain && (brokenTls.get(wanted.address) ?? 0) > Date.now()
+      ? { ...wanted, tls: 'never' as const }
+      : wanted;
   const checkPeer = target.trusted ? () => ({ ok: true }) as const : d.checkPeer;
   const opened = await openSession(target, checkPeer);
   if (!('cause' in opened) || opened.stage !== 'tls' || !mayBePlain || target.tls === 'never') {
@@ -197,7 +203,7 @@ async function open(d: AttemptDependencies, wanted: Target): Promise<Session | F
   const plain = await openSession({ ...target, tls: 'never' }, checkPeer);
   if (!('cause' in plain)) {
     if (brokenTls.size >= BROKEN_TLS_MAX) brokenTls.clear();
-    brokenTls.add(target.address);
+    brokenTls.set(target.address, Date.now() + BROKEN_TLS_MS);
   }
   return plain;
 }
@@ -258,6 +264,8 @@ async function sendOver(
     if (!isFirst) return 'stale';
     return fromFailure(target, result, session.tls);
   }
+  // RFC 5321 §3.8: 421 at MAIL says that this connection has carried enough, not that the mail is unwelcome.
+  if (!isFirst && result.stage === 'mail' && result.reply?.startsWith('421')) return 'stale';
   return fromFailure(target, result, session.tls);
 }
 

@@ -7,7 +7,16 @@
 //
 // After a crash, `readJournal` tells for every delivery the run held whether it may be tried again
 // (no D), what became of it (R), or that nobody can know (D alone).
-import { closeSync, openSync, readFileSync, renameSync, rmSync, writeSync } from 'node:fs';
+import {
+  closeSync,
+  ftruncateSync,
+  openSync,
+  readFileSync,
+  renameSync,
+  rmSync,
+  writeFileSync,
+  writeSync,
+} from 'node:fs';
 import { join } from 'node:path';
 import type { Held, Trace } from '../queue/lease.ts';
 import type { Settlement } from '../queue/settle.ts';
@@ -39,20 +48,40 @@ export interface LostRun {
 
 export function openJournal(folder: string, run: Omit<LostRun, 'traceOf'>): Journal {
   const path = join(folder, `${run.epoch}${SUFFIX}`);
-  const header = `${JSON.stringify({ epoch: run.epoch, pid: run.pid, startTime: run.startTime })}\n`;
+  const header = `${JSON.stringify({ ...run, bootId: bootId() })}\n`;
   const open = new Map<string, string>();
+  let compactAt = COMPACT_BYTES;
   let file = openSync(path, 'wx', 0o600);
-  let sizeBytes = writeSync(file, header);
+  writeFileSync(file, header);
+  let sizeBytes = Buffer.byteLength(header);
 
+  /** All of the line or nothing: half a line would hide that a dot left. */
   const append = (line: string): void => {
-    sizeBytes += writeSync(file, line);
+    const bytes = Buffer.from(line);
+    let written = 0;
+    try {
+      while (written < bytes.length) {
+        written += writeSync(file, bytes, written, bytes.length - written, sizeBytes + written);
+      }
+      sizeBytes += bytes.length;
+    } catch (error) {
+      ftruncateSync(file, sizeBytes);
+      throw error;
+    }
   };
   const compact = (): void => {
+    const bytes = Buffer.from(header + [...open.values()].join(''));
     const next = openSync(`${path}.next`, 'w', 0o600);
-    sizeBytes = writeSync(next, header + [...open.values()].join(''));
-    renameSync(`${path}.next`, path);
+    try {
+      writeFileSync(next, bytes);
+      renameSync(`${path}.next`, path);
+    } catch (error) {
+      closeSync(next);
+      throw error;
+    }
     closeSync(file);
     file = next;
+    sizeBytes = bytes.length;
   };
   return {
     dot(at) {
@@ -67,7 +96,12 @@ export function openJournal(folder: string, run: Omit<LostRun, 'traceOf'>): Jour
     },
     settled(settlements) {
       for (const settlement of settlements) open.delete(keyOf(settlement));
-      if (sizeBytes > COMPACT_BYTES) compact();
+      if (sizeBytes > compactAt) {
+        // When most of it is still open, or there is no room, the next try comes after as much again.
+        compactAt = sizeBytes + COMPACT_BYTES;
+        compact();
+        compactAt = sizeBytes + COMPACT_BYTES;
+      }
     },
     end() {
       closeSync(file);
@@ -90,7 +124,11 @@ export function readJournal(path: string): LostRun | null {
     const settlement = tryParse(line.slice(2)) as Settlement | null;
     if (settlement !== null) results.set(keyOf(settlement), settlement);
   }
-  const { epoch, pid, startTime } = header as Omit<LostRun, 'traceOf'>;
+  const { epoch, pid, startTime, ...rest } = header as Omit<LostRun, 'traceOf'> & {
+    readonly bootId?: string | null;
+  };
+  // kill -9 leaves every line; a power cut may take the last ones. After one, no line proves nothing.
+  const isWhole = rest.bootId === bootId();
   return {
     epoch,
     pid,
@@ -98,9 +136,18 @@ export function readJournal(path: string): LostRun | null {
     traceOf(held) {
       const settlement = results.get(keyOf(held));
       if (settlement !== undefined) return { phase: 'settled', settlement };
-      return { phase: dots.has(keyOf(held)) ? 'dot' : 'before_dot' };
+      return { phase: isWhole && !dots.has(keyOf(held)) ? 'before_dot' : 'dot' };
     },
   };
+}
+
+/** Different after every start of the machine; null where the kernel does not say. */
+function bootId(): string | null {
+  try {
+    return readFileSync('/proc/sys/kernel/random/boot_id', 'utf8').trim();
+  } catch {
+    return null;
+  }
 }
 
 function tryParse(text: string): object | null {

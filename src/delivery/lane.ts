@@ -6,6 +6,9 @@ import type { Line } from './attempt.ts';
 
 /** An idle connection is kept this long, so that a trickle of mail does not dial every time. */
 const IDLE_MS = 2_000;
+/** Longer than a healthy peer takes for a message; what waits behind is given back then. */
+const STALLED_MS = 10_000;
+const TRACKS_FIRST = 3;
 
 export interface Lane {
   readonly name: string;
@@ -14,6 +17,8 @@ export interface Lane {
   /** Begun and not decided. */
   active(): number;
   add(delivery: ClaimedDelivery): void;
+  /** Attempts are under way and none has ended for a while: the far end hangs. */
+  isStalled(): boolean;
   /** Takes back what was not begun, so that it can be released. */
   takeQueued(): readonly ClaimedDelivery[];
   /** Closes idle connections at once; resolves when no track is left. */
@@ -31,6 +36,9 @@ export function createLane(options: {
   const tracks = new Set<Promise<void>>();
   let active = 0;
   let stopped = false;
+  let lastProgressAt = Date.now();
+  /** Grows with every attempt that ended, so that a lane that hangs holds few connections. */
+  let tracksMax = Math.min(TRACKS_FIRST, options.connectionsMax);
 
   const next = async (): Promise<ClaimedDelivery | undefined> => {
     const ready = queue.shift();
@@ -52,11 +60,24 @@ export function createLane(options: {
     for (;;) {
       const delivery = await next();
       if (delivery === undefined) break;
+      if (active === 0) lastProgressAt = Date.now();
       active += 1;
       await options.work(line, delivery);
       active -= 1;
+      lastProgressAt = Date.now();
+      tracksMax = Math.min(tracksMax + 1, options.connectionsMax);
+      if (queue.length > 0) addTrack();
     }
     line.session?.close();
+  };
+
+  const addTrack = (): void => {
+    if (tracks.size >= tracksMax || stopped) return;
+    const track = run().finally(() => {
+      tracks.delete(track);
+      if (queue.length > 0) addTrack(); // added while this one was on its way out
+    });
+    tracks.add(track);
   };
 
   return {
@@ -66,13 +87,10 @@ export function createLane(options: {
     add(delivery) {
       queue.push(delivery);
       const [waiting] = idle;
-      if (waiting !== undefined) {
-        waiting();
-      } else if (tracks.size < options.connectionsMax) {
-        const track = run().finally(() => tracks.delete(track));
-        tracks.add(track);
-      }
+      if (waiting === undefined) addTrack();
+      else waiting();
     },
+    isStalled: () => active > 0 && Date.now() - lastProgressAt > STALLED_MS,
     takeQueued: () => queue.splice(0),
     async stop() {
       stopped = true;

@@ -67,6 +67,11 @@ const CONNECT_TIMEOUT_MS = 30_000;
 const GREETING_TIMEOUT_MS = 60_000;
 const IDLE_TIMEOUT_MS = 600_000;
 const SLICE_BYTES = 64 * 1024;
+/** A peer that drips keeps the idle timer from firing, so each part has an end of its own as well. */
+const OPEN_MAX_MS = 120_000;
+const BODY_MAX_MS = 300_000;
+const SLOWEST_BYTES_PER_S = 10_000;
+const DOT_MAX_MS = 660_000;
 
 /** Resolves with a session that is ready for MAIL, or with the failure that prevented it. */
 export async function openSession(
@@ -94,6 +99,7 @@ export async function openSession(
     socketTimeout: IDLE_TIMEOUT_MS,
     tls: { rejectUnauthorized: target.verify, minVersion: 'TLSv1.2', servername: target.host },
   });
+  connection.on('error', () => undefined); // told through the steps below; an error event without a listener ends the process
   const opened = await greet(connection, target);
   if (opened !== null) {
     connection.close();
@@ -139,22 +145,27 @@ interface EngineError extends Error {
 
 function greet(connection: SMTPConnection, target: Target): Promise<Failure | null> {
   return new Promise((resolve) => {
+    const watchdog = createWatchdog(() => {
+      done(failure('greeting', 'timeout', null, 'the peer took too long to be ready'));
+    });
+    watchdog.refresh(OPEN_MAX_MS);
+    const done = (result: Failure | null): void => {
+      watchdog.end();
+      connection.removeListener('error', onError);
+      resolve(result);
+    };
     const onError = (error: EngineError): void => {
       // A peer that breaks off in the handshake is told by the engine as a lost connection.
       const stage = connection.upgrading ? 'tls' : stageOf(error, true);
-      resolve(describe(error, stage));
+      done(describe(error, stage));
     };
     connection.once('error', onError);
     connection.connect((error?: EngineError | null) => {
       if (error) return onError(error);
-      if (target.login === null) {
-        connection.removeListener('error', onError);
-        return resolve(null);
-      }
+      if (target.login === null) return done(null);
       const { user, pass } = target.login;
       connection.login({ user, pass }, (loginError: EngineError | null) => {
-        connection.removeListener('error', onError);
-        resolve(loginError ? describe(loginError, 'auth') : null);
+        done(loginError ? describe(loginError, 'auth') : null);
       });
     });
   });
@@ -224,9 +235,13 @@ function createSession(connection: SMTPConnection, target: Target, dialled: Sock
       sent += 1;
       let dotSent = false;
       const body = source(message.chunks, () => {
+        message.onDot(); // throws when the dot must not leave
         dotSent = true;
-        message.onDot();
+        watchdog.refresh(DOT_MAX_MS);
       });
+      const watchdog = createWatchdog(() => connection.close());
+      watchdog.refresh(BODY_MAX_MS + (message.sizeBytes / SLOWEST_BYTES_PER_S) * 1_000);
+      let onEnd = (): void => undefined;
       const result = await new Promise<SendResult>((resolve) => {
         connection.send(
           { from: message.mailFrom, to: [message.rcptTo], size: message.sizeBytes },
@@ -236,7 +251,15 @@ function createSession(connection: SMTPConnection, target: Target, dialled: Sock
             else resolve(toResult(error, dotSent));
           },
         );
+        // A connection that we close ourselves tells the engine's caller nothing. Where the engine does tell, it
+        // does so in this turn, and knows more.
+        onEnd = () => {
+          setImmediate(() => resolve(toResult(new Error('the connection was closed'), dotSent)));
+        };
+        connection.once('end', onEnd);
       });
+      connection.removeListener('end', onEnd);
+      watchdog.end();
       if (result.kind === 'lost') connection.close();
       else if (result.kind === 'refused' && result.stage !== 'dot') await reset();
       return result;
@@ -275,6 +298,17 @@ function describeTls(socket: Socket | TLSSocket): string | null {
   return `${socket.getProtocol() ?? 'TLS'} ${socket.getCipher().name}`;
 }
 
+function createWatchdog(bite: () => void): { refresh(ms: number): void; end(): void } {
+  let timer: NodeJS.Timeout | undefined;
+  return {
+    refresh(ms) {
+      clearTimeout(timer);
+      timer = setTimeout(bite, ms);
+    },
+    end: () => clearTimeout(timer),
+  };
+}
+
 /** The message in slices, and the last thing before its end is to call `onDot`. */
 function source(chunks: readonly Buffer[], onDot: () => void): Readable {
   let chunk = 0;
@@ -284,8 +318,12 @@ function source(chunks: readonly Buffer[], onDot: () => void): Readable {
     read() {
       const current = chunks[chunk];
       if (current === undefined) {
-        onDot();
-        this.push(null);
+        try {
+          onDot();
+          this.push(null);
+        } catch (error) {
+          this.destroy(error as Error);
+        }
         return;
       }
       const end = Math.min(offset + SLICE_BYTES, current.length);

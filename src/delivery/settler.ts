@@ -31,6 +31,15 @@ export function createSettler(options: {
 
   const sleep = (ms: number): Promise<void> => new Promise((resolve) => setTimeout(resolve, ms));
 
+  /** The journal only grows when this fails, so it must not stop what it is there for. */
+  const forget = (batch: readonly Settlement[]): void => {
+    try {
+      journal.settled(batch);
+    } catch (error) {
+      log.warn({ err: error }, 'the journal cannot be made smaller now');
+    }
+  };
+
   const run = async (): Promise<void> => {
     await sleep(GATHER_MS);
     while (queue.length > 0) {
@@ -39,9 +48,9 @@ export function createSettler(options: {
         const { fenced, waiting } = await settle(store, batch);
         if (fenced > 0) log.warn({ fenced }, 'results came after their lease was gone');
         queue.splice(0, batch.length);
-        journal.settled(batch);
         behind = false;
         options.onSettled(batch, waiting);
+        forget(batch);
       } catch (error) {
         if (!behind) log.warn({ err: error }, 'results cannot be stored now; trying again');
         behind = true;

@@ -7,7 +7,7 @@ import type { Logger } from '../log.ts';
 import { nextDelayMs } from '../queue/backoff.ts';
 import { claim, type ClaimedDelivery } from '../queue/claim.ts';
 import { beat, heldBy, release, retire, UNKNOWN_DELAY_MS } from '../queue/lease.ts';
-import type { Settlement, Waiting } from '../queue/settle.ts';
+import { NO_EVIDENCE, type Settlement, type Waiting } from '../queue/settle.ts';
 import type { Store } from '../store/orm.ts';
 import { attempt, type AttemptDependencies, type Line } from './attempt.ts';
 import { openJournal, type Journal } from './journal.ts';
@@ -36,40 +36,49 @@ export interface Worker {
 
 /** Claimed at a time; a batch is worked off in a fraction of a second. */
 const CLAIM_MAX = 200;
-const HELD_MAX = 300;
+/** Claimed and not begun: no more is claimed above this. */
+const QUEUED_MAX = 200;
+/** Begun at a time, in all lanes. */
+const ACTIVE_MAX = 600;
 /** One tenant's share of a claim, so that a bulk sender leaves room. */
 const PER_TENANT_MAX = 100;
-/** A lane with this much waiting in this worker is not claimed for. */
-const LANE_QUEUED_MAX = 150;
-const TRUSTED_LANE_CONNECTIONS = 20;
-const MX_LANE_CONNECTIONS = 10;
+/** The sink and the smarthost take everything, so they may fill a worker; a domain may not. */
+const TRUSTED_LANE = { connectionsMax: 20, queuedMax: 150 };
+const MX_LANE = { connectionsMax: 10, queuedMax: 10 };
 const POLL_MS = 1_000;
 const BEAT_MS = 5_000;
 /** Below the silence after which a run counts as lost (jobs/), with room for a slow clock. */
 const BEAT_AGE_MAX_MS = 40_000;
-const STOP_MAX_MS = 25_000;
+const STOP_MAX_MS = 18_000;
+/** How often what the database says we hold is compared with what we know. */
+const STRAYS_MS = 60_000;
+const STRAYS_MAX = 5_000;
 /** Lanes that have nothing left are forgotten above this number. */
 const LANES_MAX = 5_000;
 /** Large messages under way at once, in bytes: bounds the memory of parallel attachments. */
 const LARGE_BYTES_MAX = 96 * 1024 * 1024;
 
+const limitsOf = (lane: string): typeof MX_LANE =>
+  lane.startsWith('mx:') ? MX_LANE : TRUSTED_LANE;
 const keyOf = (at: { readonly emailId: string; readonly position: number }): string =>
   `${at.emailId}/${at.position}`;
 
 export async function startWorker(options: WorkerOptions): Promise<Worker> {
   const { store, log } = options;
   const epoch = randomUUID();
-  await beat(store.pool, epoch);
   const journal: Journal = openJournal(options.journalFolder, {
     epoch,
     pid: process.pid,
     startTime: options.processStartTime,
   });
+  await beat(store.pool, epoch);
   const lanes = new Map<string, Lane>();
   /** Claimed and not yet settled in the database. */
   const held = new Set<string>();
+  /** Begun, and the final dot may have left. */
+  const dotted = new Set<string>();
   let largeBytes = 0;
-  let lastBeatAt = Date.now();
+  let lastBeatAt = performance.now();
   let stopping = false;
   let wakeUp: (() => void) | null = null;
   let nudged = false;
@@ -79,31 +88,54 @@ export async function startWorker(options: WorkerOptions): Promise<Worker> {
     journal,
     log,
     onSettled(batch, waiting) {
-      for (const settlement of batch) held.delete(keyOf(settlement));
-      if (held.size <= HELD_MAX - CLAIM_MAX / 2) nudge();
+      for (const settlement of batch) {
+        held.delete(keyOf(settlement));
+        dotted.delete(keyOf(settlement));
+      }
+      nudge();
       if (waiting.length > 0) options.onWaiting(waiting);
     },
   });
 
   const d: AttemptDependencies = {
     ...options.attempts,
-    onDot: (delivery) => journal.dot(delivery),
+    onDot(delivery) {
+      // Somebody else may have it by now; before the dot it is safe to leave it to them.
+      if (sealed || isLeaseOld()) throw new Error('the lease is gone');
+      journal.dot(delivery);
+      dotted.add(keyOf(delivery));
+    },
   };
+  /** No final dot leaves any more. */
+  let sealed = false;
+  const isLeaseOld = (): boolean => performance.now() - lastBeatAt > BEAT_AGE_MAX_MS;
 
   const work = async (line: Line, delivery: ClaimedDelivery): Promise<void> => {
     while (settler.isBehind() && !stopping) await sleep(100);
     const isLarge = delivery.raw === null;
-    while (isLarge && largeBytes > 0 && largeBytes + delivery.rawSizeBytes > LARGE_BYTES_MAX) {
+    while (
+      isLarge &&
+      !stopping &&
+      largeBytes > 0 &&
+      largeBytes + delivery.rawSizeBytes > LARGE_BYTES_MAX
+    ) {
       await sleep(20);
     }
-    if (stopping || Date.now() - lastBeatAt > BEAT_AGE_MAX_MS) {
+    if (stopping || isLeaseOld()) {
       await giveBack([delivery]);
       return;
     }
     if (isLarge) largeBytes += delivery.rawSizeBytes;
     const settlement = await decide(line, delivery);
     if (isLarge) largeBytes -= delivery.rawSizeBytes;
-    journal.result(settlement);
+    try {
+      journal.result(settlement);
+    } catch (error) {
+      log.warn(
+        { err: error },
+        'the journal cannot be written; the result goes to the database only',
+      );
+    }
     settler.add(settlement);
   };
 
@@ -136,13 +168,8 @@ export async function startWorker(options: WorkerOptions): Promise<Worker> {
         verdict: 'deferred',
         delayMs: nextDelayMs(options.retryScheduleMs, delivery.attempt, options.random()),
         evidence: {
+          ...NO_EVIDENCE,
           cause: 'internal',
-          stage: null,
-          host: null,
-          address: null,
-          port: null,
-          tls: null,
-          code: null,
           enhanced: '4.3.0',
           reply: 'An internal fault interrupted the attempt; it is tried again.',
         },
@@ -158,22 +185,19 @@ export async function startWorker(options: WorkerOptions): Promise<Worker> {
         if (lane.queued() + lane.active() === 0) lanes.delete(other);
       }
     }
-    const isMx = name.startsWith('mx:');
-    const lane = createLane({
-      name,
-      connectionsMax: isMx ? MX_LANE_CONNECTIONS : TRUSTED_LANE_CONNECTIONS,
-      work,
-    });
+    const lane = createLane({ name, connectionsMax: limitsOf(name).connectionsMax, work });
     lanes.set(name, lane);
     return lane;
   };
 
   const giveBack = async (deliveries: readonly ClaimedDelivery[]): Promise<void> => {
+    if (deliveries.length === 0) return;
     for (const delivery of deliveries) held.delete(keyOf(delivery));
     try {
       await release(store, epoch, { held: deliveries, begun: false });
     } catch (error) {
-      log.warn({ err: error }, 'claimed deliveries could not be given back; the next run does it');
+      log.warn({ err: error }, 'claimed deliveries could not be given back now');
+      straysCheckedAt = -Infinity;
     }
   };
 
@@ -198,13 +222,25 @@ export async function startWorker(options: WorkerOptions): Promise<Worker> {
 
   const claimLoop = async (): Promise<void> => {
     while (!stopping) {
-      const room = Math.min(CLAIM_MAX, HELD_MAX - held.size);
-      if (room < CLAIM_MAX / 4 || settler.isBehind()) {
-        await pause(settler.isBehind() ? 250 : POLL_MS);
+      if (settler.isBehind()) {
+        await pause(250);
+        continue;
+      }
+      if (performance.now() - straysCheckedAt > STRAYS_MS && !(await releaseStrays())) {
+        await sleep(500);
+        continue;
+      }
+      const stalled = [...lanes.values()].filter((lane) => lane.isStalled());
+      await giveBack(stalled.flatMap((lane) => lane.takeQueued()));
+      const room = findRoom();
+      if (room === 0) {
+        await pause(POLL_MS);
         continue;
       }
       try {
-        const busy = [...lanes.values()].filter((lane) => lane.queued() >= LANE_QUEUED_MAX);
+        const busy = [...lanes.values()].filter(
+          (lane) => lane.isStalled() || lane.queued() >= limitsOf(lane.name).queuedMax,
+        );
         const claimed = await claim(store.pool, {
           epoch,
           max: room,
@@ -218,28 +254,44 @@ export async function startWorker(options: WorkerOptions): Promise<Worker> {
         if (claimed.length === 0) await pause(POLL_MS);
       } catch (error) {
         log.warn({ err: error }, 'nothing can be claimed now; trying again');
+        straysCheckedAt = -Infinity; // it may have happened all the same
         await sleep(500);
-        await releaseStrays();
       }
     }
   };
 
-  /** A claim whose answer was lost may have happened all the same: what we do not know, we give back. */
-  const releaseStrays = async (): Promise<void> => {
+  /** How much may be claimed; 0 rather than a few, so that claims stay worth their cost. */
+  const findRoom = (): number => {
+    const all = [...lanes.values()];
+    const queued = all.reduce((sum, lane) => sum + lane.queued(), 0);
+    const active = all.reduce((sum, lane) => sum + lane.active(), 0);
+    const room = Math.min(CLAIM_MAX, QUEUED_MAX - queued, ACTIVE_MAX - active);
+    return room < CLAIM_MAX / 4 ? 0 : room;
+  };
+
+  /** A claim whose answer was lost may have happened: what the database says we hold and we do not know, we give back. */
+  let straysCheckedAt = performance.now();
+  const releaseStrays = async (): Promise<boolean> => {
     try {
-      const strays = (await heldBy(store.pool, epoch, 10 * HELD_MAX)).filter(
+      const strays = (await heldBy(store.pool, epoch, STRAYS_MAX)).filter(
         (one) => !held.has(keyOf(one)),
       );
       await release(store, epoch, { held: strays, begun: false });
+      if (strays.length > 0)
+        log.warn({ strays: strays.length }, 'gave back what was claimed unseen');
+      straysCheckedAt = performance.now();
+      return true;
     } catch (error) {
       log.debug({ err: error }, 'the database is still away');
+      return false;
     }
   };
 
   const beatLoop = setInterval(() => {
+    const beganAt = performance.now();
     beat(store.pool, epoch).then(
       () => {
-        lastBeatAt = Date.now();
+        lastBeatAt = beganAt;
       },
       (error: unknown) => log.warn({ err: error }, 'heartbeat not stored'),
     );
@@ -252,21 +304,31 @@ export async function startWorker(options: WorkerOptions): Promise<Worker> {
     async stop() {
       stopping = true;
       nudge();
-      await claiming;
       const notBegun = [...lanes.values()].flatMap((lane) => lane.takeQueued());
-      const allStopped = Promise.all([...lanes.values()].map((lane) => lane.stop()));
-      await giveBack(notBegun);
-      const finished = await Promise.race([
-        allStopped.then(() => settler.drain()).then(() => true),
-        new Promise<false>((resolve) => {
-          setTimeout(() => resolve(false), STOP_MAX_MS).unref();
-        }),
-      ]);
+      const isDone = Promise.all([
+        claiming.then(() => giveBack([...lanes.values()].flatMap((lane) => lane.takeQueued()))),
+        giveBack(notBegun),
+        ...[...lanes.values()].map((lane) => lane.stop()),
+      ]).then(() => settler.drain());
+      const late = new Promise<false>((resolve) => {
+        setTimeout(() => resolve(false), STOP_MAX_MS).unref();
+      });
+      if (await Promise.race([isDone.then(() => true), late])) {
+        clearInterval(beatLoop);
+        await retire(store.pool, epoch).catch(() => undefined);
+        journal.end();
+        return;
+      }
+      // Whoever still waits for a peer: before the dot it goes back; after it the journal decides at the next start.
+      sealed = true;
       clearInterval(beatLoop);
-      // What is still under way is left to the journal: the next run settles or declares it.
-      if (!finished) return;
-      await retire(store.pool, epoch).catch(() => undefined);
-      journal.end();
+      const begun = await heldBy(store.pool, epoch, STRAYS_MAX).catch(() => []);
+      const undotted = begun.filter((one) => !dotted.has(keyOf(one)));
+      await release(store, epoch, { held: undotted, begun: true, orderly: true }).catch(
+        (error: unknown) => {
+          log.warn({ err: error }, 'what was under way is decided by the next start');
+        },
+      );
     },
   };
 }

@@ -30,6 +30,8 @@ const POLL_MS = 1_000;
 const LOCK_MS = 10_000;
 const LOCK_LIMIT = 50;
 const POOL_MAX = 3;
+/** A store that is silent for longer does not work. */
+const ANSWER_MAX_MS = 10_000;
 /** Alarms set recently, so that a thousand deferrals of one lane are one write. */
 const REMEMBERED_MAX = 20_000;
 const STOP_MAX_MS = 5_000;
@@ -50,7 +52,13 @@ export function createClock(options: {
   // A pool of its own: MikroORM's reads times as text, which Agenda does not expect.
   let pool: Pool | null = null;
   const openPool = (): Pool => {
-    const opened = new Pool({ connectionString: options.databaseUrl, max: POOL_MAX });
+    const opened = new Pool({
+      connectionString: options.databaseUrl,
+      max: POOL_MAX,
+      connectionTimeoutMillis: ANSWER_MAX_MS,
+      query_timeout: ANSWER_MAX_MS,
+      keepAlive: true,
+    });
     // Without a listener a connection that Postgres closes would end the whole process.
     opened.on('error', (error) => log.warn({ err: error }, 'the clock lost a connection'));
     opened.on('connect', (client) => client.on('error', () => undefined));
@@ -62,7 +70,14 @@ export function createClock(options: {
           pool: (pool ??= openPool()),
           disableNotifications: true, // NOTIFY takes a database-wide lock at commit
         })
-      : new MongoBackend({ address: options.mongodbUrl });
+      : new MongoBackend({
+          address: options.mongodbUrl,
+          options: {
+            serverSelectionTimeoutMS: ANSWER_MAX_MS,
+            connectTimeoutMS: ANSWER_MAX_MS,
+            socketTimeoutMS: ANSWER_MAX_MS,
+          },
+        });
 
   const start = async (): Promise<void> => {
     const agenda = new Agenda({
@@ -73,7 +88,9 @@ export function createClock(options: {
       defaultLockLifetime: LOCK_MS,
       removeOnComplete: true,
     });
-    agenda.on('error', (error) => log.warn({ err: error }, 'the clock has trouble'));
+    agenda.on('error', (error) => {
+      if (!stopped) log.warn({ err: error }, 'the clock has trouble');
+    });
     agenda.on('fail', (error: Error, job) =>
       log.warn({ err: error, job: job.attrs.name }, 'a job failed'),
     );
@@ -150,11 +167,14 @@ export function createClock(options: {
     },
     async stop() {
       stopped = true;
-      await starting;
+      await Promise.race([
+        starting,
+        new Promise((resolve) => setTimeout(resolve, STOP_MAX_MS).unref()),
+      ]);
       const agenda = running;
       running = null;
       if (agenda !== null) await stopQuietly(agenda);
-      await pool?.end();
+      void pool?.end().catch(() => undefined);
     },
   };
 }

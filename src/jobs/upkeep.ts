@@ -17,6 +17,8 @@ const SILENCE_MAX_MS = 60_000;
 /** And lost when it stays silent this much longer; it ought to be heard every 5 s. */
 const WATCH_MS = 20_000;
 const SWEEP_MS = 30_000;
+/** Retries wait for the sweep until the clock has started. */
+const CLOCK_START_MAX_MS = 5_000;
 /** Alarms are set this far ahead; what is due later is found by a later sweep. */
 const HORIZON_MS = 10 * 60_000;
 const ALARMS_MAX = 2_000;
@@ -58,7 +60,9 @@ export async function startUpkeep(options: UpkeepOptions): Promise<Upkeep> {
     suspects = new Map(silent.map((epoch) => [epoch, suspects.get(epoch) ?? now]));
     for (const [epoch, since] of suspects) {
       if (now - since < (options.watchMs ?? WATCH_MS)) continue;
-      await recoverRun(options, epoch);
+      await recoverRun(options, epoch).catch((error: unknown) => {
+        log.error({ err: error, epoch }, 'what a lost worker held cannot be decided now');
+      });
     }
   };
   const clock: Clock = createClock({
@@ -81,7 +85,6 @@ export async function startUpkeep(options: UpkeepOptions): Promise<Upkeep> {
     try {
       await wakeLane(null);
       await reap();
-      await clock.ensure();
       const lanes = await waitingLanes(store.pool, {
         horizonMs: HORIZON_MS,
         bucketMs: BUCKET_MS,
@@ -93,16 +96,25 @@ export async function startUpkeep(options: UpkeepOptions): Promise<Upkeep> {
     }
   };
 
-  let sweeping: Promise<void> = sweep();
-  await sweeping;
-  const timer = setInterval(() => {
-    sweeping = sweeping.then(sweep);
-  }, options.sweepMs ?? SWEEP_MS);
+  // Beside the sweep and not in its way: the clock's store may be silent for as long as it likes.
+  let running: Promise<void> | null = null;
+  const tick = (): void => {
+    void clock.ensure();
+    running ??= sweep().finally(() => {
+      running = null;
+    });
+  };
+  const startedIn = new Promise<void>((resolve) => {
+    setTimeout(resolve, CLOCK_START_MAX_MS).unref();
+  });
+  await Promise.race([clock.ensure(), startedIn]);
+  tick();
+  const timer = setInterval(tick, options.sweepMs ?? SWEEP_MS);
   return {
     alarm: (lane, dueAt) => clock.alarm(lane, dueAt),
     async stop() {
       clearInterval(timer);
-      await sweeping;
+      await running;
       await clock.stop();
     },
   };
@@ -113,10 +125,13 @@ async function recoverRun(
   options: Pick<UpkeepOptions, 'store' | 'log' | 'journalFolder'>,
   epoch: string,
 ): Promise<void> {
-  const lost = journals(options.journalFolder).find(({ run }) => run.epoch === epoch);
-  if (lost?.run.pid === process.pid) return; // we are here
-  // Stalled rather than gone: it must not wake up in the middle of what is tried again.
-  if (lost !== undefined) await endProcess(lost.run);
+  const find = () => journals(options.journalFolder).find(({ run }) => run.epoch === epoch);
+  const seen = find();
+  if (seen?.run.pid === process.pid) return; // we are here
+  // Stalled rather than gone: it must not wake up in the middle of what is tried again. What it wrote is
+  // read after its end.
+  if (seen !== undefined) await endProcess(seen.run);
+  const lost = seen === undefined ? undefined : find();
   const counts = await recover(options.store, epoch, lost?.run.traceOf ?? null);
   if (lost !== undefined) rmSync(lost.path, { force: true });
   options.log.warn({ epoch, ...counts }, 'a lost delivery worker was recovered');
@@ -129,11 +144,17 @@ async function recoverRun(
 export async function recoverLocalRuns(
   options: Pick<UpkeepOptions, 'store' | 'log' | 'journalFolder'>,
 ): Promise<void> {
-  for (const { path, run } of journals(options.journalFolder)) {
+  for (const { run } of journals(options.journalFolder)) {
     await endProcess(run);
+  }
+  for (const { path, run } of journals(options.journalFolder)) {
     const counts = await recover(options.store, run.epoch, run.traceOf);
     rmSync(path, { force: true });
     options.log.info({ epoch: run.epoch, ...counts }, 'recovered an earlier delivery worker');
+  }
+  // What is left has no whole header: its run ended before it could claim anything.
+  for (const name of readdirSync(options.journalFolder)) {
+    rmSync(join(options.journalFolder, name), { force: true });
   }
 }
 

@@ -36,6 +36,7 @@ export const causeTexts = {
     'The connection broke after the message was sent and before the mail host answered.',
   sender_domain_unverified: 'The domain of the sender is not verified any more.',
   message_missing: 'The bytes of the message are missing from the store.',
+  worker_lost: 'The delivery worker stopped again and again while it worked on this message.',
   no_smarthost: 'Delivery goes through a smarthost, but none is set.',
   no_sink: 'Delivery goes to the sink, but no sink is running.',
   internal: 'A fault of this server; the operator has been told.',

@@ -4,7 +4,7 @@
 import { hostname } from 'node:os';
 import type { Store } from '../store/orm.ts';
 import type { Queryable } from './enqueue.ts';
-import { settle, showEmails, type Evidence, type Settlement } from './settle.ts';
+import { NO_EVIDENCE, settle, showEmails, type Settlement } from './settle.ts';
 
 export interface Held {
   readonly tenantId: string;
@@ -12,6 +12,8 @@ export interface Held {
   readonly position: number;
   readonly attempt: number;
   readonly recipientCount: number;
+  /** How many of its attempts ended with the worker; absent where nobody asked. */
+  readonly interruptions?: number;
 }
 
 /** What the journal of a lost run knows about one attempt. */
@@ -24,17 +26,10 @@ export type Trace =
 const UNKNOWN_DELAY_MS = 20 * 60_000;
 const CHUNK = 500;
 
-const lostEvidence = (cause: string, reply: string): Evidence => ({
-  cause,
-  stage: 'dot',
-  host: null,
-  address: null,
-  port: null,
-  tls: null,
-  code: null,
-  enhanced: null,
-  reply,
-});
+/** The pause before what was interrupted is tried again grows by this with every interruption. */
+const INTERRUPTED_DELAY_MS = 10_000;
+/** A message that was under way at this many ends of a worker is set aside at the next one. */
+const INTERRUPTIONS_MAX = 4;
 
 /** Registers a worker run, or says that it is still there. */
 export async function beat(db: Queryable, epoch: string): Promise<void> {
@@ -73,8 +68,12 @@ export async function heldBy(db: Queryable, epoch: string, max: number): Promise
     position: number;
     attempts: number;
     recipient_count: number;
+    interruptions: number;
   }>({
-    text: `select d.tenant_id, d.email_id, d.position, d.attempts, e.recipient_count
+    text: `select d.tenant_id, d.email_id, d.position, d.attempts, e.recipient_count,
+        (select count(*)::int from attempt a where a.tenant_id = d.tenant_id
+          and a.email_id = d.email_id and a.position = d.position
+          and a.outcome = 'interrupted') as interruptions
       from delivery d join email e on e.tenant_id = d.tenant_id and e.id = d.email_id
       where d.state = 'in_flight' and d.lease_epoch = $1 limit $2`,
     values: [epoch, max],
@@ -85,46 +84,59 @@ export async function heldBy(db: Queryable, epoch: string, max: number): Promise
     position: row.position,
     attempt: row.attempts,
     recipientCount: row.recipient_count,
+    interruptions: row.interruptions,
   }));
 }
 
 /**
- * Gives claimed deliveries back, to be claimed again at once. `begun` says whether the attempt may
- * have reached a peer (before the final dot): then it stays in the history as interrupted.
+ * Gives claimed deliveries back, to be claimed again. `begun` says whether the attempt may have reached a peer
+ * (before the final dot): then it stays in the history as interrupted, and what was interrupted before waits
+ * a little. How many were still held.
  */
 export async function release(
   store: Store,
   epoch: string,
-  options: { readonly held: readonly Held[]; readonly begun: boolean },
-): Promise<void> {
-  const { held, begun } = options;
-  if (held.length === 0) return;
+  options: {
+    readonly held: readonly Held[];
+    readonly begun: boolean;
+    /** The worker was asked to stop: nothing that speaks against the message. */
+    readonly orderly?: boolean;
+  },
+): Promise<number> {
+  const { held, begun, orderly = false } = options;
+  if (held.length === 0) return 0;
   const keys = [
     held.map(({ tenantId }) => tenantId),
     held.map(({ emailId }) => emailId),
     held.map(({ position }) => position),
+    held.map(({ attempt }) => attempt),
+    held.map(({ interruptions = 0 }) => (begun ? interruptions * INTERRUPTED_DELAY_MS : 0)),
     epoch,
   ];
-  await store.transact(async (client) => {
+  return store.transact(async (client) => {
     const attempts = begun
-      ? `update attempt a set finished_at = now(), outcome = 'interrupted', cause = 'worker_lost',
-           reply = 'The worker stopped before the message was complete; it is tried again.'`
+      ? `update attempt a set finished_at = now(), outcome = '${orderly ? 'released' : 'interrupted'}', cause = 'worker_lost',
+           reply = 'The worker stopped before the message was complete; it is tried again.' from`
       : 'delete from attempt a using';
-    await client.query(
+    const { rowCount } = await client.query(
       `with back as (
          update delivery d
-         set state = 'ready', lease_epoch = null, due_at = now()${begun ? '' : ', attempts = d.attempts - 1'}
-         from unnest($1::uuid[], $2::uuid[], $3::smallint[]) as k (tenant_id, email_id, position)
+         set state = 'ready', lease_epoch = null,
+           due_at = now() + k.delay_ms * interval '1 millisecond'
+           ${begun ? '' : ', attempts = d.attempts - 1'}
+         from unnest($1::uuid[], $2::uuid[], $3::smallint[], $4::integer[], $5::bigint[])
+           as k (tenant_id, email_id, position, number, delay_ms)
          where d.tenant_id = k.tenant_id and d.email_id = k.email_id and d.position = k.position
-           and d.state = 'in_flight' and d.lease_epoch = $4
-         returning d.tenant_id, d.email_id, d.position, d.attempts
+           and d.state = 'in_flight' and d.lease_epoch = $6 and d.attempts = k.number
+         returning d.tenant_id, d.email_id, d.position, k.number
        )
-       ${attempts} ${begun ? 'from' : ''} back
+       ${attempts} back
        where a.tenant_id = back.tenant_id and a.email_id = back.email_id
-         and a.position = back.position and a.number = back.attempts${begun ? '' : ' + 1'}`,
+         and a.position = back.position and a.number = back.number`,
       keys,
     );
     await showEmails(client, held);
+    return rowCount ?? 0;
   });
 }
 
@@ -145,7 +157,21 @@ export async function recover(
     const results: Settlement[] = [];
     for (const one of held) {
       const trace: Trace = traceOf === null ? { phase: 'dot' } : traceOf(one);
-      if (trace.phase === 'before_dot') {
+      if (trace.phase === 'before_dot' && (one.interruptions ?? 0) >= INTERRUPTIONS_MAX) {
+        // It may be what ends the workers: the queue moves on without it.
+        counts.settled += 1;
+        results.push({
+          ...one,
+          epoch,
+          verdict: 'failed',
+          delayMs: 0,
+          evidence: {
+            ...NO_EVIDENCE,
+            cause: 'worker_lost',
+            reply: 'The worker stopped again and again while it worked on this message.',
+          },
+        });
+      } else if (trace.phase === 'before_dot') {
         back.push(one);
       } else if (trace.phase === 'settled') {
         counts.settled += 1;
@@ -157,16 +183,20 @@ export async function recover(
           epoch,
           verdict: 'unknown',
           delayMs: UNKNOWN_DELAY_MS,
-          evidence: lostEvidence(
-            'unknown_after_dot',
-            'The worker stopped after the message was complete and before the answer was read.',
-          ),
+          evidence: {
+            ...NO_EVIDENCE,
+            cause: 'unknown_after_dot',
+            stage: 'dot',
+            reply:
+              'The worker stopped after the message was complete and before the answer was read.',
+          },
         });
       }
     }
-    counts.released += back.length;
-    await release(store, epoch, { held: back, begun: true });
-    await settle(store, results);
+    const released = await release(store, epoch, { held: back, begun: true });
+    const { count } = await settle(store, results);
+    counts.released += released;
+    if (released + count === 0) throw new Error('what a lost run held cannot be decided');
   }
   await retire(store.pool, epoch);
   return counts;

@@ -36,6 +36,19 @@ export interface Settlement {
   readonly evidence: Evidence;
 }
 
+/** Where nothing is known. */
+export const NO_EVIDENCE: Evidence = {
+  cause: null,
+  stage: null,
+  host: null,
+  address: null,
+  port: null,
+  tls: null,
+  code: null,
+  enhanced: null,
+  reply: null,
+};
+
 /** A delivery that now waits for a clock. */
 export interface Waiting {
   readonly lane: string;
@@ -52,6 +65,9 @@ export interface Settled {
 /** A delivery whose answer was lost is tried once more, then stays unknown. */
 export const UNKNOWNS_MAX = 2;
 const DEADLOCK = '40P01';
+/** SQLSTATE classes 22 (data) and 23 (constraint). */
+const REFUSED_DATA = /^2[23]/;
+const UNSTORABLE = 'The answer holds something that cannot be stored.';
 const TRIES_MAX = 5;
 
 const SETTLE = `
@@ -78,7 +94,7 @@ const SETTLE = `
       last_reply = case when r.verdict = 'delivered' then null else r.reply end
     from result r
     where d.tenant_id = r.tenant_id and d.email_id = r.email_id and d.position = r.position
-      and d.state = 'in_flight' and d.lease_epoch = r.epoch
+      and d.state = 'in_flight' and d.lease_epoch = r.epoch and d.attempts = r.number
     returning d.tenant_id, d.email_id, d.position, d.lane, d.state, d.due_at, d.unknowns
   ), finished as (
     update attempt a
@@ -124,7 +140,8 @@ const SHOW = `
       bool_or(d.state = 'failed') as failed,
       bool_or(d.state = 'bounced') as bounced,
       bool_or(d.state = 'unknown') as unsure,
-      bool_or(d.state = 'failed' or (d.state = 'bounced' and d.last_cause = 'expired')) as dead,
+      bool_or(d.state = 'failed' or (d.state = 'bounced' and d.last_cause = 'expired')
+        or (d.state = 'unknown' and d.unknowns >= ${UNKNOWNS_MAX})) as dead,
       sum(greatest(d.attempts - 1, 0)) as retries,
       min(d.due_at) filter (where d.state = 'deferred'
         or (d.state = 'unknown' and d.unknowns < ${UNKNOWNS_MAX})) as next_at,
@@ -146,9 +163,33 @@ export async function settle(store: Store, results: readonly Settlement[]): Prom
     try {
       return await store.transact((client) => settleIn(client, results));
     } catch (error) {
-      if ((error as { code?: string }).code !== DEADLOCK || tries === TRIES_MAX) throw error;
+      const code = String((error as { code?: string }).code);
+      if (REFUSED_DATA.test(code)) return settleApart(store, results, error);
+      if (code !== DEADLOCK || tries === TRIES_MAX) throw error;
     }
   }
+}
+
+/** Something in the evidence cannot be stored: it must not hold up the others, nor its own verdict. */
+async function settleApart(
+  store: Store,
+  results: readonly Settlement[],
+  error: unknown,
+): Promise<Settled> {
+  const [only, ...more] = results;
+  if (only === undefined) throw error;
+  if (more.length === 0) {
+    if (only.evidence.reply === UNSTORABLE) throw error;
+    const evidence = { ...NO_EVIDENCE, cause: only.evidence.cause, reply: UNSTORABLE };
+    return settle(store, [{ ...only, evidence }]);
+  }
+  const settled: Settled[] = [];
+  for (const result of results) settled.push(await settle(store, [result]));
+  return {
+    count: settled.reduce((sum, { count }) => sum + count, 0),
+    fenced: settled.reduce((sum, { fenced }) => sum + fenced, 0),
+    waiting: settled.flatMap(({ waiting }) => waiting),
+  };
 }
 
 async function settleIn(client: PoolClient, results: readonly Settlement[]): Promise<Settled> {

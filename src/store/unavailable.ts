@@ -17,6 +17,17 @@ const SQLSTATE = /^(08...|53...|57P0[1-5])$/;
 const DRIVER_MESSAGE =
   /^(Connection terminated|timeout exceeded when trying to connect|Query read timeout|Client has encountered a connection error|terminating connection|the database system is)/;
 
+/** The database answers, but not as fast as it is asked. */
+export class DatabaseBusy extends Error {
+  override name = 'DatabaseBusy';
+  /** Class 53: insufficient resources. */
+  readonly code = '53000';
+
+  constructor() {
+    super('the database does not keep up');
+  }
+}
+
 /** Whether the error says that the database cannot be asked right now. Looks through causes. */
 export function isDatabaseUnavailable(error: unknown): boolean {
   for (let at: unknown = error, depth = 0; at instanceof Error && depth < 5; depth++) {

@@ -228,6 +228,56 @@ test('a kept connection that the peer closed is replaced within the same attempt
   assert.is(peer.messages.length, 2);
 });
 
+test('a reply with bytes that no text can hold decides all the same', async () => {
+  const host = '127.0.2.3';
+  const peer = await startRawPeer(
+    { on: { RCPT: { raw: Buffer.from('550 5.1.1 no \0 such \xff user\r\n', 'latin1') } } },
+    { host, port: first.port },
+  );
+  peers.push(peer);
+  dns.zones['odd.test'] = { A: [host] };
+  const { recipients } = await untilState(await app.send({ to: 'a@odd.test' }), 'bounced');
+  assert.is(recipients[0]?.last_code, '5.1.1');
+  assert.not.match(recipients[0]?.last_reply ?? '', '\0');
+  await app.untilEvent(await app.send({ to: 'after@one.test' }), 'delivered');
+});
+
+test('peers that say nothing hold up their own mail only', async () => {
+  for (const [index, name] of ['silent1.test', 'silent2.test'].entries()) {
+    const host = `127.0.3.${index + 1}`;
+    peers.push(await startRawPeer({ on: { connect: { hang: true } } }, { host, port: first.port }));
+    dns.zones[name] = { A: [host] };
+  }
+  await Promise.all(
+    Array.from({ length: 400 }, (_, number) =>
+      app.send({ to: `a${number}@silent${(number % 2) + 1}.test` }),
+    ),
+  );
+  await app.untilEvent(await app.send({ to: 'healthy@one.test' }), 'delivered');
+});
+
+test('a 421 on a kept connection is answered with a new one', async () => {
+  const host = '127.0.2.4';
+  const peer = await startRawPeer(
+    {
+      on: {
+        MAIL: (_line, { counts }) =>
+          counts['MAIL'] === 2
+            ? [{ reply: '421 4.7.0 enough for one connection' }, { close: true }]
+            : { reply: '250 2.1.0 ok' },
+      },
+    },
+    { host, port: first.port },
+  );
+  peers.push(peer);
+  dns.zones['enough.test'] = { A: [host] };
+  for (let number = 0; number < 2; number++) {
+    const id = await app.send({ to: 'a@enough.test' });
+    await app.untilEvent(id, 'delivered');
+    assert.is((await timelineOf(id)).recipients[0]?.attempts, 1);
+  }
+});
+
 test('a from-domain that is not verified is refused where mail can leave', async () => {
   const { status, body } = await app.call('POST', '/emails', {
     body: { from: 'a@stranger.example', to: 'b@one.test', subject: 's', text: 't' },

@@ -1,14 +1,19 @@
 // The clock and the sweep behind it: alarms wake lanes at their time, and losing Agenda's store, before or
 // in mid-run, loses nothing. The tests run on Postgres, and on MongoDB when MAILSTEAD_TEST_MONGODB_URL
 // names one.
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
 import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { MongoClient } from 'mongodb';
 import { suite } from 'uvu';
 import * as assert from 'uvu/assert';
+import { openJournal } from '../../src/delivery/journal.ts';
 import { startUpkeep, type Upkeep } from '../../src/jobs/upkeep.ts';
+import { recover } from '../../src/queue/lease.ts';
 import { settle } from '../../src/queue/settle.ts';
+import { processStartTime } from '../../src/store/process.ts';
 import { until } from '../support/app.ts';
 import { openQueue, result, silent, type Bench } from '../support/queue.ts';
 
@@ -143,6 +148,47 @@ for (const backend of ['Postgres', 'MongoDB'] as const) {
       () => context.q.states(),
       (states) => states['unknown'] === 2,
     );
+  });
+
+  run(
+    'a stalled worker is ended before its work is taken, and its journal decides',
+    async (context) => {
+      const { q, folder } = context;
+      const stalled = spawn('sleep', ['1000']);
+      const ended = once(stalled, 'exit');
+      const epoch = await q.run();
+      await q.enqueue(2);
+      const [first, second] = await q.claim(epoch, 2);
+      const journal = openJournal(folder, {
+        epoch,
+        pid: stalled.pid!,
+        startTime: processStartTime(stalled.pid!),
+      });
+      journal.dot(first!);
+      await q.store.pool.query("update worker set heartbeat_at = now() - interval '5 minutes'");
+      await start(context, { sweepMs: 300 });
+      assert.equal(await ended, [null, 'SIGKILL']);
+      await until(
+        () => q.states(),
+        (states) => states['unknown'] === 1 && states['ready'] === 1,
+      );
+      const { rows } = await q.store.pool.query<{ email_id: string }>(
+        "select email_id from delivery where state = 'ready'",
+      );
+      assert.is(rows[0]?.email_id, second?.emailId);
+    },
+  );
+
+  run('a message at which workers die is set aside after the fifth time', async (context) => {
+    const { q } = context;
+    await q.enqueue(1);
+    for (let death = 1; death <= 5; death++) {
+      await q.store.pool.query("update delivery set due_at = now() where state = 'ready'");
+      const epoch = await q.run();
+      assert.is((await q.claim(epoch, 1)).length, 1, `attempt ${death}`);
+      await recover(q.store, epoch, () => ({ phase: 'before_dot' }));
+    }
+    assert.equal(await q.states(), { failed: 1 });
   });
 
   test.run();

@@ -183,6 +183,39 @@ test('a deferral past the lifetime bounces as expired, with the last real reply'
   assert.ok(email.providerDeadLetteredAt);
 });
 
+test('a result of an earlier attempt does not decide a later one of the same run', async ({
+  q,
+}) => {
+  await q.enqueue(1);
+  const epoch = await q.run();
+  const [early] = await q.claim(epoch, 1);
+  await release(q.store, epoch, { held: [early!], begun: true });
+  const [later] = await q.claim(epoch, 1);
+  assert.is(later?.attempt, 2);
+  const late = await settle(q.store, [result(early!, epoch, { verdict: 'bounced' })]);
+  assert.is(late.fenced, 1);
+  assert.equal(await q.states(), { in_flight: 1 });
+});
+
+test('evidence that cannot be stored holds up neither its own verdict nor the others', async ({
+  q,
+}) => {
+  await q.enqueue(3);
+  const epoch = await q.run();
+  const claimed = await q.claim(epoch, 3);
+  const settled = await settle(
+    q.store,
+    claimed.map((one, index) =>
+      result(one, epoch, {
+        verdict: 'bounced',
+        evidence: { reply: index === 1 ? '550 no \0 such user' : '550 no such user' },
+      }),
+    ),
+  );
+  assert.is(settled.count, 3);
+  assert.equal(await q.states(), { bounced: 3 });
+});
+
 test('what is due wakes, by lane or all, and what is not due does not', async ({ q }) => {
   const epoch = await q.run();
   await q.enqueue(2);
