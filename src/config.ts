@@ -361,7 +361,12 @@ export function loadConfig(
     if ('problem' in read) problems.push(read.problem);
     else if (setting.notYet !== true) values[key] = read.value;
   }
-  const { delivery, smarthostUrl } = values;
+  const { delivery, roles, smarthostUrl } = values;
+  if (roles !== undefined && roles.has('api') !== roles.has('delivery')) {
+    problems.push(
+      'MAILSTEAD_ROLES: `api` and `delivery` belong in one process in this release, because large messages pass between them on disk.',
+    );
+  }
   if (delivery === 'smarthost' && smarthostUrl === null) {
     problems.push(
       'MAILSTEAD_DELIVERY is "smarthost", which needs MAILSTEAD_SMARTHOST_URL to be set.',
