@@ -7,7 +7,7 @@ import type { Journal } from './journal.ts';
 
 const BATCH_MAX = 200;
 /** What is decided within this time settles together. */
-const GATHER_MS = 5;
+const GATHER_MS = 10;
 const RETRY_MS = 500;
 
 export interface Settler {
@@ -41,8 +41,8 @@ export function createSettler(options: {
   };
 
   const run = async (): Promise<void> => {
-    await sleep(GATHER_MS);
     while (queue.length > 0) {
+      if (queue.length < BATCH_MAX / 2) await sleep(GATHER_MS);
       const batch = queue.slice(0, BATCH_MAX);
       try {
         const { fenced, waiting } = await settle(store, batch);

@@ -1,7 +1,7 @@
 // `npm run bench`: how fast mail goes from the API to an SMTP sink, always beside Postfix with OpenDKIM doing the
 // same work on the same machine in the same minutes.
 //
-//   --emails N        messages a round and side (default 10,000)
+//   --emails N        messages a round and side (default 8,000)
 //   --rounds R        rounds of both sides in turn (default 3)
 //   --connections C   connections of the load (default 20)
 //   --workers W       MAILSTEAD_WORKERS (default 1)
@@ -46,7 +46,7 @@ interface Options {
 function readOptions(): Options {
   const { values } = parseArgs({
     options: {
-      emails: { type: 'string', default: '10000' },
+      emails: { type: 'string', default: '8000' },
       rounds: { type: 'string', default: '3' },
       connections: { type: 'string', default: '20' },
       workers: { type: 'string', default: '1' },
@@ -140,12 +140,19 @@ async function describeMachine(plan: Plan, withPostfix: boolean): Promise<string
 
 const cleanup = createCleanup();
 let isStopped = false;
-for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP'] as const) {
-  process.on(signal, () => {
-    isStopped = true;
-    void cleanup.run().then(() => process.exit(EXIT[signal]));
-  });
+async function end(exitCode: number): Promise<void> {
+  isStopped = true;
+  await cleanup.run();
+  process.exit(exitCode);
 }
+for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP'] as const) {
+  process.on(signal, () => void end(EXIT[signal]));
+}
+// A stray error event must not leave servers behind either.
+process.on('uncaughtException', (fault) => {
+  console.error(fault);
+  void end(1);
+});
 try {
   const options = readOptions();
   const folder = mkdtempSync(join(tmpdir(), 'mailstead-bench-'));

@@ -63,11 +63,14 @@ export function peakRssMb(pid: number): number | null {
   return kib === undefined ? null : (Number(kib) * 1024) / 1e6;
 }
 
-/** Seconds in which a CPU of this machine did anything, summed over its CPUs, since it started. */
+/**
+ * Seconds in which a CPU of this machine did anything, summed over its CPUs, since it started. Without interrupts:
+ * those of our loopback traffic are in there.
+ */
 export function machineBusyS(): number {
   const [, ...fields] = (readOrNull('/proc/stat') ?? '').split('\n')[0]?.split(/\s+/) ?? [];
-  const [user = 0, nice = 0, system = 0, , , irq = 0, softirq = 0, steal = 0] = fields.map(Number);
-  return (user + nice + system + irq + softirq + steal) / TICKS_PER_S;
+  const [user = 0, nice = 0, system = 0, , , , , steal = 0] = fields.map(Number);
+  return (user + nice + system + steal) / TICKS_PER_S;
 }
 
 /** CPU seconds of each kind of thread of one process, by the thread's name. */

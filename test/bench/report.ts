@@ -24,7 +24,7 @@ const VALUE_COLUMNS = 19;
 const PROFILE_GROUPS = 18;
 const PROFILE_FUNCTIONS = 30;
 /** Above this share of the CPU for others, a measured rate says little. */
-const OTHERS_MAX = 0.1;
+const OTHERS_MAX = 0.15;
 
 export const median = (values: readonly number[]): number => {
   const sorted = [...values].sort((a, b) => a - b);
@@ -84,7 +84,7 @@ export function renderResults(results: Results): string {
       ours === null || theirs === null || ratio === 'no ratio'
         ? ''
         : `${(ratio === 'more is better' ? ours / theirs : theirs / ours).toFixed(2)}x`;
-    row(name, ours === null ? '-' : show(ours), theirs === null ? '-' : show(theirs), better);
+    row(name, ours === null ? '' : show(ours), theirs === null ? '' : show(theirs), better);
   };
 
   lines.push(
@@ -121,7 +121,7 @@ export function renderResults(results: Results): string {
 }
 
 const signatures = (rounds: readonly Round[]): string =>
-  (rounds[0]?.signedWith ?? ['-']).map((name) => name.replace('-sha256', '')).join(' + ');
+  (rounds[0]?.signedWith ?? []).map((name) => name.replace('-sha256', '')).join(' + ');
 
 function renderLatencies({ product, acceptAlone, connections }: Results): readonly string[] {
   const lines: string[] = [];
