@@ -59,12 +59,17 @@ export function createSettler(options: {
     }
   };
 
+  const start = (): void => {
+    running ??= run().finally(() => {
+      running = null;
+      if (queue.length > 0) start(); // added between the last look and now
+    });
+  };
+
   return {
     add(settlement) {
       queue.push(settlement);
-      running ??= run().finally(() => {
-        running = null;
-      });
+      start();
     },
     isBehind: () => behind,
     async drain() {
