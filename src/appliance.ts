@@ -1,18 +1,18 @@
 // The composition root: settings -> store -> verbs -> edges. Starts what the roles of this process need, in
 // the order in which things depend on each other, and stops it in the opposite order.
-import { createServer, type Server } from 'node:http';
 import { existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
-import type { AddressInfo } from 'node:net';
 import { join } from 'node:path';
 import { ensureFirstTenant } from './access/first-tenant.ts';
 import { createAuthenticator } from './access/keys.ts';
 import { createRateLimiter } from './access/rate-limit.ts';
 import { composeDelivery, describeDelivery, type RunningWorker } from './compose-delivery.ts';
 import type { Config } from './config.ts';
+import { keepPostgres, openWhenReady } from './database.ts';
 import { laneFor } from './delivery/next-hop.ts';
 import { createDomain, generateDkimKeys } from './domains/create.ts';
 import { createDomainLookup } from './domains/lookup.ts';
 import { createApp } from './http/app.ts';
+import { openFrontDoor, type FrontDoor } from './http/front-door.ts';
 import type { Verbs } from './http/verbs.ts';
 import { recoverLocalRuns, recoverProcess, startUpkeep, type Upkeep } from './jobs/upkeep.ts';
 import type { Logger } from './log.ts';
@@ -29,16 +29,16 @@ import { findEmail, listEmails } from './sending/read.ts';
 import { startSink } from './smtp/sink.ts';
 import { openDiskBlobs } from './store/blob.ts';
 import { openDataDir, type DataDir } from './store/data-dir.ts';
-import { startEmbeddedPostgres } from './store/embedded.ts';
-import { openStore, type Store } from './store/orm.ts';
+import type { Store } from './store/orm.ts';
 import { deriveKey } from './store/seal.ts';
-import { isDatabaseUnavailable } from './store/unavailable.ts';
 import { readTrace } from './timeline/trace.ts';
 import { startWorkers } from './workers.ts';
 
 export interface Appliance {
   /** Null when this process does not run the API. */
   readonly httpPort: number | null;
+  /** Where a program on this machine reaches the API; null as above. */
+  readonly localUrl: string | null;
   readonly publicUrl: string;
   /** The first tenant's key where it is known: made now, or remembered in development mode. */
   readonly firstKey: { readonly token: string; readonly isNew: boolean } | null;
@@ -48,13 +48,23 @@ export interface Appliance {
 
 /** The verified domain that development mode sends and receives with. */
 export const HOME_DOMAIN = 'mailstead.test';
-const API_CONNECTIONS_MAX = 12;
-const DATABASE_WAIT_MS = 60_000;
-const DATABASE_RESTART_MS = 1_000;
 const MESSAGE_MAX_BYTES = 64 * 1024 * 1024;
-const HTTP_STOP_MAX_MS = 5_000;
+/** Of a stop, all parts together; what is still busy then is left to the end of the process. */
+const STOP_MAX_MS = 25_000;
+/** What even the last part gets: the lock of the data directory should be released. */
+const STOP_STEP_MIN_MS = 500;
 const READY_TIMEOUT_MS = 2_000;
 const SECRET_BYTES = 32;
+
+/** What the program wants to hear of, and how it ends a start that is under way. */
+export interface ApplianceHooks {
+  /** The generated key of the first tenant, right after it was stored: nobody can read it later. */
+  readonly onFirstKey?: (token: string) => void;
+  /** This process must end at once: what it holds belongs to somebody else, or is gone for good. */
+  readonly onFatal?: (reason: string) => void;
+  /** Aborts the start: startAppliance rejects when what was started is stopped. */
+  readonly signal?: AbortSignal;
+}
 
 /** Undoes, newest first, whatever was started. */
 class Closers {
@@ -65,26 +75,60 @@ class Closers {
   }
 
   async run(log: Logger): Promise<void> {
+    const deadline = Date.now() + STOP_MAX_MS;
     for (const step of this.#steps.splice(0).toReversed()) {
-      await step().catch((error: unknown) => log.error({ err: error }, 'a part did not stop well'));
+      const leftMs = Math.max(STOP_STEP_MIN_MS, deadline - Date.now());
+      let timer: NodeJS.Timeout | undefined;
+      const late = new Promise<never>((_, reject) => {
+        timer = setTimeout(() => reject(new Error('it takes too long')), leftMs);
+      });
+      await Promise.race([step(), late]).catch((error: unknown) =>
+        log.error({ err: error }, 'a part did not stop well'),
+      );
+      clearTimeout(timer);
     }
   }
 }
 
 /** Resolves when every role of this process works. Stops what it started when one cannot. */
-export async function startAppliance(config: Config, log: Logger): Promise<Appliance> {
+export async function startAppliance(
+  config: Config,
+  log: Logger,
+  hooks: ApplianceHooks = {},
+): Promise<Appliance> {
   const closers = new Closers();
   try {
-    return await start(config, log, closers);
+    return await start({ config, log, closers, hooks });
   } catch (error) {
     await closers.run(log);
     throw error;
   }
 }
 
-async function start(config: Config, log: Logger, closers: Closers): Promise<Appliance> {
+async function start(d: {
+  readonly config: Config;
+  readonly log: Logger;
+  readonly closers: Closers;
+  readonly hooks: ApplianceHooks;
+}): Promise<Appliance> {
+  const { config, log, closers, hooks } = d;
+  const signal = hooks.signal ?? new AbortController().signal;
+  const onFatal = (reason: string): void => {
+    if (hooks.onFatal === undefined) log.fatal(reason);
+    else hooks.onFatal(reason);
+  };
+  // First of all: a port in use must not leave a database behind, nor a key that nobody has seen.
+  const door = config.roles.has('api')
+    ? await openFrontDoor({ port: config.httpPort, host: config.httpHost })
+    : null;
+  const closeDoor = (): Promise<void> => door?.close() ?? Promise.resolve();
+  closers.add(closeDoor);
+
   const dataDir = await openDataDir(config.dataDir, { now: () => new Date() });
   closers.add(() => dataDir.release());
+  void dataDir.lost.then(() =>
+    onFatal(`another appliance has taken over the data directory ${dataDir.path}`),
+  );
   const secret = config.secret ?? (await dataDir.secret('master', SECRET_BYTES));
   const folders = {
     journalFolder: join(dataDir.path, 'journal'),
@@ -92,8 +136,19 @@ async function start(config: Config, log: Logger, closers: Closers): Promise<App
   };
   for (const folder of Object.values(folders)) mkdirSync(folder, { recursive: true, mode: 0o700 });
 
-  const databaseUrl = config.databaseUrl ?? (await startDatabase(dataDir, log, closers));
-  const store = await openWhenReady(databaseUrl, log);
+  signal.throwIfAborted();
+  let { databaseUrl } = config;
+  if (databaseUrl === null) {
+    const postgres = await keepPostgres({
+      dataDir: dataDir.path,
+      log,
+      onMoved: () => onFatal('the embedded Postgres has moved to another socket'),
+    });
+    closers.add(() => postgres.stop());
+    databaseUrl = postgres.url;
+  }
+  const isOurs = config.databaseUrl === null;
+  const store = await openWhenReady({ url: databaseUrl, isOurs, log, signal });
   closers.add(() => store.close());
   const sealingKey = deriveKey(secret, 'dkim keys at rest');
   const { firstKey, firstTenantId } = await prepareFirstTenant({
@@ -102,6 +157,8 @@ async function start(config: Config, log: Logger, closers: Closers): Promise<App
     dataDir,
     sealingKey,
   });
+  if (firstKey?.isNew === true) hooks.onFirstKey?.(firstKey.token);
+  signal.throwIfAborted();
   await recoverLocalRuns({ store, log, journalFolder: folders.journalFolder });
 
   const hasSink = config.mode === 'development' || config.delivery === 'sink';
@@ -140,6 +197,7 @@ async function start(config: Config, log: Logger, closers: Closers): Promise<App
     closers.add(() => upkeep.stop());
   }
 
+  signal.throwIfAborted();
   let isDelivering = (): boolean => true;
   if (config.roles.has('delivery')) {
     const setup = {
@@ -152,7 +210,8 @@ async function start(config: Config, log: Logger, closers: Closers): Promise<App
     if (config.workers === 0) {
       const worker: RunningWorker = await composeDelivery(setup, { log, onWaiting });
       late.nudge = () => worker.nudge();
-      closers.add(() => worker.stop());
+      // Together: neither needs the other, and no one may come in while mail goes out.
+      closers.add(async () => void (await Promise.all([closeDoor(), worker.stop()])));
     } else {
       const workers = startWorkers({
         count: config.workers,
@@ -163,74 +222,40 @@ async function start(config: Config, log: Logger, closers: Closers): Promise<App
       });
       late.nudge = () => workers.nudge();
       isDelivering = workers.isReady;
-      closers.add(() => workers.stop());
-      await workers.started;
+      closers.add(async () => void (await Promise.all([closeDoor(), workers.stop()])));
+      await Promise.race([workers.started, untilAborted(signal)]);
     }
-  }
+  } else closers.add(closeDoor);
+  signal.throwIfAborted();
 
-  const http = config.roles.has('api')
-    ? await startHttp({
-        config,
-        log,
-        store,
-        blobFolder: folders.blobFolder,
-        sealingKey,
-        firstTenantId,
-        nudge,
-        isDelivering,
-        closers,
-      })
-    : null;
+  if (door !== null) {
+    openForRequests({
+      config,
+      log,
+      store,
+      blobFolder: folders.blobFolder,
+      sealingKey,
+      firstTenantId,
+      nudge,
+      isDelivering,
+      door,
+    });
+  }
   return {
-    ...(http ?? { httpPort: null, publicUrl: config.publicUrl }),
+    httpPort: door?.port ?? null,
+    localUrl: door?.localUrl ?? null,
+    publicUrl: config.publicUrl.replace(/:0$/, `:${door?.port ?? 0}`),
     firstKey,
     databaseUrl,
     stop: () => closers.run(log),
   };
 }
 
-/** Starts the embedded Postgres and starts it again whenever it ends without being asked to. */
-async function startDatabase(dataDir: DataDir, log: Logger, closers: Closers): Promise<string> {
-  const options = { dir: join(dataDir.path, 'postgres'), log };
-  let stopped = false;
-  let running = await startEmbeddedPostgres(options);
-  const { url } = running;
-
-  const watch = async (): Promise<void> => {
-    while (!stopped) {
-      const { expected, code, signal } = await running.exited;
-      if (expected || stopped) return;
-      log.error({ code, signal }, 'Postgres ended; starting it again');
-      try {
-        running = await startEmbeddedPostgres(options);
-        if (running.url !== url) throw new Error('Postgres moved'); // everyone holds the first URL
-      } catch (error) {
-        log.error({ err: error }, 'Postgres cannot be started; trying again');
-        await new Promise((resolve) => setTimeout(resolve, DATABASE_RESTART_MS));
-      }
-    }
-  };
-  const watching = watch();
-  closers.add(async () => {
-    stopped = true;
-    await running.stop();
-    await watching;
+async function untilAborted(signal: AbortSignal): Promise<void> {
+  if (signal.aborted) return;
+  await new Promise<void>((resolve) => {
+    signal.addEventListener('abort', () => resolve(), { once: true });
   });
-  return url;
-}
-
-/** A database that starts beside us may need a while; one that answers "no" needs no wait. */
-async function openWhenReady(url: string, log: Logger): Promise<Store> {
-  const deadline = Date.now() + DATABASE_WAIT_MS;
-  for (;;) {
-    try {
-      return await openStore({ url, log, connectionsMax: API_CONNECTIONS_MAX, migrate: true });
-    } catch (error) {
-      if (!isDatabaseUnavailable(error) || Date.now() > deadline) throw error;
-      log.info({ reason: (error as Error).message }, 'waiting for the database');
-      await new Promise((resolve) => setTimeout(resolve, 1_000));
-    }
-  }
 }
 
 async function prepareFirstTenant(d: {
@@ -242,12 +267,11 @@ async function prepareFirstTenant(d: {
   const { config, store, dataDir } = d;
   const isDevelopment = config.mode === 'development';
   const keyFile = join(dataDir.path, 'first-api-key');
-  const first = await ensureFirstTenant(store, config.apiKey);
-  if (isDevelopment) await ensureHomeDomain(store, first.tenantId, d.sealingKey);
   // In development the key stays readable on disk, so that every start can show a curl that works.
-  if (isDevelopment && first.token !== null) {
-    writeFileSync(keyFile, first.token, { mode: 0o600 });
-  }
+  const first = await ensureFirstTenant(store, config.apiKey, (token) => {
+    if (isDevelopment) writeFileSync(keyFile, token, { mode: 0o600 });
+  });
+  if (isDevelopment) await ensureHomeDomain(store, first.tenantId, d.sealingKey);
   const remembered =
     isDevelopment && existsSync(keyFile) ? readFileSync(keyFile, 'utf8').trim() : null;
   const token = first.token ?? remembered;
@@ -273,7 +297,8 @@ async function ensureHomeDomain(store: Store, tenantId: string, sealingKey: Buff
   );
 }
 
-async function startHttp(d: {
+/** Composes the verbs and hands the door to the app. */
+function openForRequests(d: {
   config: Config;
   log: Logger;
   store: Store;
@@ -282,8 +307,8 @@ async function startHttp(d: {
   firstTenantId: string;
   nudge: () => void;
   isDelivering: () => boolean;
-  closers: Closers;
-}): Promise<{ httpPort: number; publicUrl: string }> {
+  door: FrontDoor;
+}): void {
   const { config, log, store } = d;
   const commit = createGroupCommit(store.pool);
   const accepting = {
@@ -314,20 +339,14 @@ async function startHttp(d: {
       ? { list: (page) => listSinkMessages(store, page), empty: () => emptySink(store) }
       : null,
   };
-  const server = createServer();
-  await listen(server, config.httpPort, config.httpHost);
-  d.closers.add(() => closeServer(server));
-  const httpPort = (server.address() as AddressInfo).port;
-  const publicUrl = config.publicUrl.replace(/:0$/, `:${httpPort}`);
-  const app = createApp({
+  const answer = createApp({
     verbs,
     log,
     authenticate: createAuthenticator(store.pool),
     limiter: createRateLimiter(config.rateLimit),
     missing: () => findMissing(store, d.isDelivering),
   });
-  server.on('request', app);
-  return { httpPort, publicUrl };
+  d.door.open(answer);
 }
 
 async function findMissing(
@@ -347,27 +366,4 @@ async function findMissing(
   }
   if (!isDelivering()) missing.push({ what: 'delivery', why: 'A delivery worker is starting.' });
   return missing;
-}
-
-function listen(server: Server, port: number, host: string | null): Promise<void> {
-  return new Promise((resolve, reject) => {
-    server.once('error', (error: NodeJS.ErrnoException) => {
-      reject(
-        error.code === 'EADDRINUSE'
-          ? new Error(
-              `port ${port} is in use by another program; stop it or set MAILSTEAD_HTTP_PORT`,
-            )
-          : error,
-      );
-    });
-    server.listen(host === null ? { port } : { port, host }, () => resolve());
-  });
-}
-
-/** Lets requests that are being answered finish; idle connections close at once. */
-async function closeServer(server: Server): Promise<void> {
-  const closed = new Promise<void>((resolve) => server.close(() => resolve()));
-  const timer = setTimeout(() => server.closeAllConnections(), HTTP_STOP_MAX_MS);
-  await closed;
-  clearTimeout(timer);
 }

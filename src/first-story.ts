@@ -17,12 +17,22 @@ interface Timeline {
   readonly waiting: { readonly reason: string } | null;
 }
 
+/** Never rejects: a story that cannot be told is no reason to end the program. */
 export async function tellFirstStory(
-  appliance: Pick<Appliance, 'publicUrl' | 'firstKey'> & { readonly httpPort: number },
+  appliance: Told,
   print: (line: string) => void,
 ): Promise<void> {
-  const { publicUrl, firstKey } = appliance;
-  const base = `http://127.0.0.1:${appliance.httpPort}`;
+  try {
+    await tell(appliance, print);
+  } catch (error) {
+    print(`  The first email could not be followed: ${(error as Error).message}`);
+  }
+}
+
+type Told = Pick<Appliance, 'publicUrl' | 'firstKey'> & { readonly localUrl: string };
+
+async function tell(appliance: Told, print: (line: string) => void): Promise<void> {
+  const { publicUrl, firstKey, localUrl: base } = appliance;
   print('');
   print(`  Mailstead is up at ${publicUrl}`);
   if (firstKey === null) {
@@ -67,7 +77,7 @@ async function sendAndFollow(d: {
     }),
   });
   const answer = (await sent.json()) as { id?: string; message?: string };
-  if (answer.id === undefined) {
+  if (!sent.ok || answer.id === undefined) {
     d.print(`  The first email was refused: ${answer.message ?? sent.statusText}`);
     return;
   }
@@ -78,6 +88,10 @@ async function sendAndFollow(d: {
   do {
     await new Promise((resolve) => setTimeout(resolve, POLL_MS));
     const response = await fetch(`${d.base}/emails/${answer.id}/timeline`, { headers });
+    if (!response.ok) {
+      d.print(`  Its timeline cannot be read: ${response.status} ${response.statusText}`);
+      return;
+    }
     timeline = (await response.json()) as Timeline;
   } while (timeline.waiting !== null && Date.now() < deadline);
   for (const { at, type, recipient, detail } of timeline.events) {

@@ -47,6 +47,7 @@ export function createLogger(options: {
       name: options.name,
       timestamp: pino.stdTimeFunctions.isoTime,
       formatters: { level: (label) => ({ level: label }) },
+      serializers: { err: (error: unknown) => describeError(error, 0) },
       hooks: { streamWrite: (line) => (HOLDS_REDACTED.test(line) ? redact(line) : line) },
     },
     destination(human, write),
@@ -57,6 +58,28 @@ function destination(human: boolean, write: ((line: string) => void) | null): De
   if (!human && write === null) return pino.destination({ fd: 1, sync: true });
   const out = write ?? ((line: string) => void process.stdout.write(line));
   return { write: (line) => out(human ? formatForHumans(line) : line) };
+}
+
+const CAUSES_MAX = 5;
+
+/**
+ * What an error says of itself, and no other property: drivers hang themselves onto their errors, with sockets
+ * and secret keys.
+ */
+function describeError(error: unknown, depth: number): unknown {
+  if (!(error instanceof Error)) return error;
+  const { name, message, stack, cause } = error;
+  const { code } = error as { code?: unknown };
+  const hasCode = typeof code === 'string' || typeof code === 'number';
+  return {
+    type: error.constructor.name || name,
+    message,
+    ...(hasCode ? { code } : {}),
+    ...(stack === undefined ? {} : { stack }),
+    ...(cause instanceof Error && depth < CAUSES_MAX
+      ? { cause: describeError(cause, depth + 1) }
+      : {}),
+  };
 }
 
 function redact(line: string): string {

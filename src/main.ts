@@ -1,11 +1,26 @@
 // The program: reads the settings, starts the appliance, tells a newcomer what to do, stops on a signal.
 import { ConfigError, readEnvironment, type Config } from './config.ts';
 import { startAppliance, type Appliance } from './appliance.ts';
+import { DatabaseUnusable } from './database.ts';
 import { tellFirstStory } from './first-story.ts';
+import { PortUnusable } from './http/front-door.ts';
 import { createLogger, type Logger } from './log.ts';
+import { DataDirInUse, DataDirUnusable } from './store/data-dir.ts';
+import { EmbeddedPostgresFailed } from './store/embedded-failure.ts';
+import { NewerSchema } from './store/orm.ts';
 
 /** operate.md: what is in flight finishes or is released within this time. */
 const STOP_MAX_MS = 30_000;
+
+/** What may be expected to go wrong; its message is all that an operator needs. */
+const EXPECTED = [
+  PortUnusable,
+  DataDirInUse,
+  DataDirUnusable,
+  EmbeddedPostgresFailed,
+  DatabaseUnusable,
+  NewerSchema,
+];
 
 function settings(): Config {
   try {
@@ -31,6 +46,7 @@ async function main(): Promise<void> {
 
   let stopping: Promise<void> | null = null;
   let starting: Promise<Appliance> | null = null;
+  const starts = new AbortController();
   const stop = (signal: string): void => {
     if (stopping !== null) return; // a terminal's Ctrl-C arrives twice
     log.info({ signal }, 'stopping');
@@ -39,7 +55,9 @@ async function main(): Promise<void> {
         log.error('not everything stopped in time; the next start takes over');
         process.exit(1);
       }, STOP_MAX_MS).unref();
-      await (await starting)?.stop();
+      starts.abort();
+      // A start that is cut short has stopped what it started.
+      await (await starting?.catch(() => null))?.stop();
       log.info('stopped');
       process.exit(0);
     })();
@@ -48,24 +66,31 @@ async function main(): Promise<void> {
   process.on('SIGTERM', () => stop('SIGTERM'));
   process.on('SIGHUP', () => stop('SIGHUP'));
 
-  starting = startAppliance(config, log);
+  starting = startAppliance(config, log, {
+    signal: starts.signal,
+    onFirstKey(token) {
+      if (config.mode !== 'production') return;
+      // Said once and not through the logger: it must be readable, and it is not stored.
+      console.log(`\nThe first API key, shown only now: ${token}\n`);
+    },
+    onFatal(reason) {
+      log.fatal(reason);
+      process.exit(1);
+    },
+  });
   try {
     const appliance = await starting;
     log.info(
       { port: appliance.httpPort, delivery: config.delivery, roles: [...config.roles].join(',') },
       'ready',
     );
-    if (appliance.firstKey?.isNew === true && config.mode === 'production') {
-      // Said once and not through the logger: it must be readable, and it is not stored.
-      console.log(`\nThe first API key, shown only now: ${appliance.firstKey.token}\n`);
-    }
-    if (config.mode === 'development' && appliance.httpPort !== null && stopping === null) {
-      await tellFirstStory({ ...appliance, httpPort: appliance.httpPort }, console.log);
+    if (config.mode === 'development' && appliance.localUrl !== null && stopping === null) {
+      await tellFirstStory({ ...appliance, localUrl: appliance.localUrl }, console.log);
     }
   } catch (error) {
     if (stopping !== null) return;
-    log.fatal({ err: error }, 'cannot start');
-    console.error(`\nMailstead cannot start: ${(error as Error).message}`);
+    if (!EXPECTED.some((kind) => error instanceof kind)) log.fatal({ err: error }, 'cannot start');
+    console.error(`Mailstead cannot start: ${(error as Error).message}`);
     process.exit(1);
   }
 }

@@ -15,9 +15,14 @@ export interface FirstTenant {
 
 /**
  * Makes the first tenant when there is none. `apiKey` (MAILSTEAD_API_KEY) becomes its key; absent:
- * one is generated. Does nothing when any tenant exists.
+ * one is generated. Does nothing when any tenant exists. `beforeCommit` may keep the token: when it throws,
+ * there is no tenant.
  */
-export async function ensureFirstTenant(store: Store, apiKey: string | null): Promise<FirstTenant> {
+export async function ensureFirstTenant(
+  store: Store,
+  apiKey: string | null,
+  beforeCommit: (token: string) => void = () => undefined,
+): Promise<FirstTenant> {
   return store.transact(async (client) => {
     await client.query('select pg_advisory_xact_lock($1)', [FIRST_TENANT_LOCK]);
     const { rows } = await client.query<{ id: string }>(
@@ -35,6 +40,7 @@ export async function ensureFirstTenant(store: Store, apiKey: string | null): Pr
       permission: 'full_access',
       domainId: null,
     });
+    beforeCommit(token);
     return { tenantId, token, generated: apiKey === null };
   });
 }

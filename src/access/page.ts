@@ -13,6 +13,16 @@ export interface PageRequest {
 
 const PAGE_DEFAULT = 20;
 export const PAGE_MAX = 100;
+const LIMIT_TEXT = /^[1-9]\d{0,2}$/;
+const limitIssue = {
+  path: 'limit',
+  message: `\`limit\` must be a whole number from 1 to ${PAGE_MAX}.`,
+};
+
+/** The limit as the query wrote it: `1e1`, `+5` and `5.0` are numbers and still no limit. Throws a Refusal. */
+export function checkLimitText(given: unknown): void {
+  if (typeof given === 'string' && !LIMIT_TEXT.test(given)) throw refuseFields([limitIssue]);
+}
 
 export interface Cursor {
   readonly limit: number;
@@ -24,9 +34,7 @@ export interface Cursor {
 export function checkPage(page: PageRequest): Cursor {
   const { limit = PAGE_DEFAULT, after = null, before = null } = page;
   const issues = [
-    ...(Number.isInteger(limit) && limit >= 1 && limit <= PAGE_MAX
-      ? []
-      : [{ path: 'limit', message: `\`limit\` must be a whole number from 1 to ${PAGE_MAX}.` }]),
+    ...(Number.isInteger(limit) && limit >= 1 && limit <= PAGE_MAX ? [] : [limitIssue]),
     ...(after === null || isUuid(after)
       ? []
       : [{ path: 'after', message: '`after` must be the id of an item of this list.' }]),

@@ -1,17 +1,17 @@
 // The HTTP edge: one express app. Every API request passes the same gate in the same order: known path (404),
 // method (405), credential (401), what the key may do (401), rate (429), body (400, 413); then tsoa's
 // routes check the fields (422) and call a verb. Nothing of a body is looked at for a caller we do not know.
-import { randomUUID } from 'node:crypto';
-import express, { type Express, type NextFunction, type Request, type Response } from 'express';
-import helmet from 'helmet';
+import express, { type NextFunction, type Request, type Response } from 'express';
 import type { Caller } from '../access/keys.ts';
 import type { RateLimiter } from '../access/rate-limit.ts';
 import { Refusal } from '../access/refusal.ts';
 import type { Logger } from '../log.ts';
 import { bearerToken, restriction, setCaller } from './authenticate.ts';
-import { BODY_MAX_BYTES, createBodyReader } from './body.ts';
+import { BODIES_MAX_BYTES, BODY_MAX_BYTES, createBodyBudget, createBodyReader } from './body.ts';
+import { setCommonHeaders } from './common-headers.ts';
 import { createErrorHandler, sendRefusal } from './envelope.ts';
-import { createReference, readOpenApi } from './reference.ts';
+import type { Answerer } from './front-door.ts';
+import { addReference, readOpenApi, REFERENCE_PATHS } from './reference.ts';
 import { createRouteTable } from './routes.ts';
 import { RegisterRoutes } from './routes.gen.ts';
 import type { Verbs } from './verbs.ts';
@@ -25,61 +25,63 @@ export interface AppOptions {
   readonly missing: () => Promise<readonly { what: string; why: string }[]>;
 }
 
-const API_VERSION = '2026-05-06';
 const SHOWN_PATH_MAX = 200;
-const REQUEST_ID = /^[A-Za-z0-9._-]{1,64}$/;
 
-export function createApp(options: AppOptions): Express {
+/** Of what needs no key. */
+const OPEN_METHODS = ['GET', 'HEAD'];
+
+export function createApp(options: AppOptions): Answerer {
   const app = express();
   app.disable('x-powered-by');
   app.disable('etag');
+  app.enable('case sensitive routing');
   app.set('query parser', 'simple');
   app.locals['verbs'] = options.verbs;
 
-  app.use(identify);
-  app.use(
-    helmet({
-      contentSecurityPolicy: {
-        useDefaults: false,
-        directives: { defaultSrc: ["'none'"], frameAncestors: ["'none'"], baseUri: ["'none'"] },
-      },
-      // Behind plain HTTP it would be ignored; TLS in front sets its own.
-      strictTransportSecurity: false,
-    }),
-  );
-  app.get('/health/live', (_request, response) => {
+  app.use((request, response, next) => {
+    setCommonHeaders(request, response);
+    next();
+  });
+  const open = express.Router({ caseSensitive: true });
+  open.get('/health/live', (_request, response) => {
     response.json({ status: 'live' });
   });
-  app.get('/health/ready', async (_request, response) => {
+  open.get('/health/ready', async (_request, response) => {
     const missing = await options.missing();
     response
       .status(missing.length === 0 ? 200 : 503)
       .json({ status: missing.length === 0 ? 'ready' : 'not_ready', missing });
   });
-  app.use(createReference());
-  app.get('/', (_request, response) => {
+  addReference(open);
+  open.get('/', (_request, response) => {
     response.redirect('/docs');
   });
+  const openPaths = ['/health/live', '/health/ready', ...REFERENCE_PATHS, '/'];
+  open.all(openPaths, (_request, response) => {
+    response.setHeader('allow', OPEN_METHODS.join(', '));
+    sendRefusal(response, new Refusal('method_not_allowed', 'Use GET here.'));
+  });
+  app.use(open);
 
-  const api = express.Router();
+  const api = express.Router({ caseSensitive: true });
   api.use(createGate(options));
   // Programs that forget the content type mean JSON too; nothing else is spoken here.
-  api.use(...createBodyReader());
+  api.use(createBodyReader(createBodyBudget(BODIES_MAX_BYTES)));
   RegisterRoutes(api);
   app.use('/api', api);
   app.use('/', api);
   app.use(createErrorHandler(options.log));
-  return app;
-}
-
-/** Every answer says which request it answers and which contract it speaks. */
-function identify(request: Request, response: Response, next: NextFunction): void {
-  const given = request.headers['x-request-id'];
-  const id = typeof given === 'string' && REQUEST_ID.test(given) ? given : randomUUID();
-  response.setHeader('x-request-id', id);
-  response.setHeader('mailstead-version', API_VERSION);
-  response.setHeader('cache-control', 'no-store');
-  next();
+  return (request, response) => {
+    // Reached where no handler was: a request target that has no path (`GET http:// HTTP/1.1`).
+    app(request as Request, response as Response, () => {
+      if (response.headersSent) {
+        response.destroy(); // half an answer is out: only closing the connection is honest
+        return;
+      }
+      setCommonHeaders(request, response);
+      sendRefusal(response, new Refusal('invalid_request', 'The request target has no path.'));
+    });
+  };
 }
 
 function createGate(options: AppOptions) {
@@ -100,11 +102,9 @@ function createGate(options: AppOptions) {
         ? new Refusal('not_found', `There is no ${shownPath(request)} here.`)
         : !methods.includes(method)
           ? new Refusal('method_not_allowed', `Use ${methods.join(' or ')} here.`)
-          : token === null
-            ? new Refusal('missing_api_key', 'Missing API key: send `Authorization: Bearer re_…`.')
-            : caller === null
-              ? new Refusal('invalid_api_key', 'API key is invalid.')
-              : (restriction(caller, method, path.replace(/\/$/, '')) ?? rate.refusal);
+          : caller === null
+            ? (rate.refusal ?? refuseStranger(token)) // who guesses keys is told to wait
+            : (restriction(caller, method, path.replace(/\/$/, '')) ?? rate.refusal);
     if (refusal !== null) {
       if (refusal.code === 'method_not_allowed' && methods !== null) {
         response.setHeader('allow', methods.join(', '));
@@ -119,6 +119,11 @@ function createGate(options: AppOptions) {
     next();
   };
 }
+
+const refuseStranger = (token: string | null): Refusal =>
+  token === null
+    ? new Refusal('missing_api_key', 'Missing API key: send `Authorization: Bearer re_…`.')
+    : new Refusal('invalid_api_key', 'API key is invalid.');
 
 function shownPath(request: Request): string {
   const path = request.originalUrl.split('?')[0] ?? '';

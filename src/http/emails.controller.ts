@@ -17,7 +17,7 @@ import {
   Tags,
 } from '@tsoa/runtime';
 import type express from 'express';
-import { checkId } from '../access/page.ts';
+import { checkId, checkLimitText } from '../access/page.ts';
 import { Refusal } from '../access/refusal.ts';
 import type { EmailRecord } from '../sending/read.ts';
 import { checkIdempotencyKey } from '../sending/idempotency.ts';
@@ -107,7 +107,10 @@ export interface Timeline {
 @Response<ErrorEnvelope>(401, 'Missing or invalid API key')
 @Response<ErrorEnvelope>(429, 'Too many requests')
 @Response<ErrorEnvelope>(500, 'A fault on our side')
-@Response<ErrorEnvelope>(503, 'The database is away; nothing was accepted')
+@Response<ErrorEnvelope>(
+  503,
+  'The database is away or too much is arriving at once; nothing was accepted',
+)
 export class EmailsController extends Controller {
   private readonly verbs: Verbs;
 
@@ -165,6 +168,7 @@ export class EmailsController extends Controller {
     @Query() after?: string,
     @Query() before?: string,
   ): Promise<EmailList> {
+    checkLimitText(request.query['limit']);
     const page = await this.verbs.listEmails(callerOf(request), { limit, after, before });
     return { object: 'list', data: page.items.map(presentSummary), has_more: page.hasMore };
   }

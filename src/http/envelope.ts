@@ -1,6 +1,7 @@
 // The error envelope: the one form in which every failure leaves the API, whatever raised it. Only a
 // Refusal speaks for itself; everything else becomes a generic message and a line in the log.
-import type { ErrorRequestHandler, Response } from 'express';
+import type { ServerResponse } from 'node:http';
+import type { ErrorRequestHandler } from 'express';
 import { ValidateError, type FieldErrors } from '@tsoa/runtime';
 import { Refusal, refuseFields, refuseUnavailable, type Issue } from '../access/refusal.ts';
 import type { Logger } from '../log.ts';
@@ -19,30 +20,39 @@ export interface ErrorEnvelope {
   details?: { issues: Issue[] };
 }
 
-export function sendRefusal(response: Response, refusal: Refusal): void {
-  const envelope: ErrorEnvelope = {
+export const ENVELOPE_TYPE = 'application/json; charset=utf-8';
+
+export function envelopeOf(refusal: Refusal): ErrorEnvelope {
+  return {
     name: refusal.errorName,
     code: refusal.code,
     message: refusal.message,
     statusCode: refusal.status,
     ...(refusal.issues.length > 0 ? { details: { issues: [...refusal.issues] } } : {}),
   };
+}
+
+export function sendRefusal(response: ServerResponse, refusal: Refusal): void {
   if (refusal.retryAfterSeconds !== null) {
     response.setHeader('retry-after', String(refusal.retryAfterSeconds));
   }
   if (refusal.status === 401) response.setHeader('www-authenticate', 'Bearer realm="Mailstead"');
-  response.status(refusal.status).json(envelope);
+  const body = Buffer.from(JSON.stringify(envelopeOf(refusal)));
+  response.statusCode = refusal.status;
+  response.setHeader('content-type', ENVELOPE_TYPE);
+  response.setHeader('content-length', body.length);
+  response.end(body);
 }
 
 /** The last handler of the app. */
 export function createErrorHandler(log: Logger): ErrorRequestHandler {
   return (error: unknown, request, response, next) => {
     const refusal = toRefusal(error);
-    if (refusal.status >= 500) {
-      log.error(
-        { err: error, request_id: requestIdOf(response), path: request.path },
-        'request failed',
-      );
+    const about = { request_id: requestIdOf(response), path: request.path };
+    if (refusal.status === 503) {
+      log.warn({ reason: (error as Error).message, ...about }, 'request refused for now');
+    } else if (refusal.status >= 500) {
+      log.error({ err: error, ...about }, 'request failed');
     }
     if (response.headersSent) {
       next(error); // half an answer is out: only closing the connection is honest
@@ -54,55 +64,23 @@ export function createErrorHandler(log: Logger): ErrorRequestHandler {
   };
 }
 
-export const requestIdOf = (response: Response): string =>
+export const requestIdOf = (response: ServerResponse): string =>
   String(response.getHeader('x-request-id') ?? '');
-
-/** What body-parser, zlib and express raise. */
-interface HttpError extends Error {
-  readonly type?: string;
-  readonly status?: number;
-  readonly limit?: number;
-  readonly code?: string;
-}
 
 function toRefusal(error: unknown): Refusal {
   if (error instanceof Refusal) return error;
   if (error instanceof ValidateError) return fromFields(error.fields);
   const unavailable = refuseUnavailable(error);
   if (unavailable !== null) return unavailable;
-  const { type, status, limit, code } = error as HttpError;
-  switch (type) {
-    case 'entity.too.large':
-      return new Refusal(
-        'request_too_large',
-        `The request body is too large; at most ${limit ?? 0} bytes are allowed.`,
-      );
-    case 'encoding.unsupported':
-      return new Refusal(
-        'invalid_request',
-        'The content encoding is not known; send the request body plain, or as gzip, deflate or br.',
-      );
-    case 'request.size.invalid':
-    case 'request.aborted':
-      return new Refusal(
-        'invalid_request',
-        'The request body ended early or has the wrong length.',
-      );
-    default:
-  }
-  const isRequest = status !== undefined && status >= 400 && status < 500;
-  if (isRequest && /^(Z|ZSTD|ERR)_/.test(code ?? '')) {
-    return new Refusal(
-      'invalid_request',
-      'The request body is not what its content encoding says.',
-    );
-  }
   if (error instanceof URIError) {
     return new Refusal(
       'invalid_request',
       'The path is not valid UTF-8 in percent-encoding; write a percent sign as `%25`.',
     );
   }
+  // What express raises.
+  const { status } = error as { readonly status?: number };
+  const isRequest = status !== undefined && status >= 400 && status < 500;
   if (isRequest) return new Refusal('invalid_request', 'The request cannot be understood.');
   return new Refusal(
     'internal_server_error',
@@ -112,8 +90,8 @@ function toRefusal(error: unknown): Refusal {
 
 /** tsoa's findings in our words. */
 function fromFields(fields: FieldErrors): Refusal {
-  const issues = Object.entries(fields).flatMap(([key, { message, value }]) =>
-    explain(toPath(key), message, value),
+  const issues = Object.entries(fields).flatMap(([key, { message }]) =>
+    explain(toPath(key), message),
   );
   const isMissing = issues.some(({ message }) => message.startsWith('Missing '));
   return refuseFields(issues, isMissing ? 'missing_required_field' : 'validation_error');
@@ -138,14 +116,14 @@ const RULES: readonly (readonly [RegExp, string])[] = [
   [/^should be one of the following; \[(.+)\]$/, 'must be one of $1'],
 ];
 
-function explain(path: string, message: string, value: unknown): readonly Issue[] {
+function explain(path: string, message: string): readonly Issue[] {
   const name = `\`${path}\``;
   if (message.endsWith(' is required')) {
     return [
       { path, message: path === 'body' ? 'Missing request body.' : `Missing ${name} field.` },
     ];
   }
-  if (message.startsWith(UNION)) return explainUnion(path, message.slice(UNION.length), value);
+  if (message.startsWith(UNION)) return explainUnion(path, message.slice(UNION.length));
   for (const [pattern, words] of RULES) {
     const match = pattern.exec(message);
     if (match !== null) {
@@ -161,38 +139,31 @@ const UNION = 'Could not match the union against any of the items. Issues: ';
  * A union that failed lists what each of its members found. When one of them fits but for something inside,
  * that is what is wrong; otherwise the value is of none of the types.
  */
-function explainUnion(path: string, found: string, value: unknown): readonly Issue[] {
+function explainUnion(path: string, found: string): readonly Issue[] {
   const members = (JSON.parse(found) as FieldErrors[]).map((fields) =>
-    Object.entries(fields).map(([key, field]) => ({
-      ...field,
-      path: toPath(key),
-      isItem: /\.\$\d/.test(key),
-    })),
+    Object.entries(fields).map(([key, field]) => ({ ...field, path: toPath(key) })),
   );
-  const isInside = (issue: { readonly path: string }): boolean => issue.path !== path;
-  const fitting = members.find(
-    (issues) =>
-      issues.every(isInside) &&
-      // tsoa takes what is not an array for an array of one.
-      (Array.isArray(value) || !issues.some(({ isItem }) => isItem)),
-  );
+  const fitting = members.find((issues) => issues.every((issue) => issue.path !== path));
   if (fitting !== undefined) {
-    return fitting.flatMap((issue) => explain(issue.path, issue.message, issue.value));
+    return fitting.flatMap((issue) => explain(issue.path, issue.message));
   }
-  const wanted = members.flatMap(([first]) => {
+  const kinds = members.flatMap(([first]) => {
     const kind = TYPES.find(([pattern]) => pattern.test(first?.message ?? ''));
-    if (first === undefined || kind === undefined) return [];
-    return [isInside(first) ? `an array of ${kind[2]}` : kind[1]];
+    return kind === undefined ? [] : [kind[1]];
   });
+  // Where one is enough, a list holds the same.
+  const wanted = kinds.map((kind) =>
+    kind === 'an array' && kinds.includes('a string') ? 'an array of strings' : kind,
+  );
   const words = wanted.length === 0 ? 'has the wrong type' : `must be ${wanted.join(' or ')}`;
   return [{ path, message: `\`${path}\` ${words}.` }];
 }
 
-/** What tsoa says, and the type it wanted: one, and several of them. */
-const TYPES: readonly (readonly [RegExp, string, string])[] = [
-  [/^invalid string value/, 'a string', 'strings'],
-  [/^invalid (integer|float|double|long) number/, 'a number', 'numbers'],
-  [/^invalid boolean/, 'true or false', 'booleans'],
-  [/^invalid array/, 'an array', 'arrays'],
-  [/^invalid object/, 'an object', 'objects'],
+/** What tsoa says, and the type it wanted. */
+const TYPES: readonly (readonly [RegExp, string])[] = [
+  [/^invalid string value/, 'a string'],
+  [/^invalid (integer|float|double|long) number/, 'a number'],
+  [/^invalid boolean/, 'true or false'],
+  [/^invalid array/, 'an array'],
+  [/^invalid object/, 'an object'],
 ];

@@ -2,7 +2,7 @@
 // this appliance: no font, script or request of a third party.
 import { existsSync, readFileSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
-import { Router } from 'express';
+import type { Router } from 'express';
 
 const here = (path: string): string => fileURLToPath(new URL(path, import.meta.url));
 /** Copied beside the built code; in a checkout it is still in its package. */
@@ -39,9 +39,10 @@ export function readOpenApi(): { paths: Record<string, Record<string, unknown>> 
   return JSON.parse(readFileSync(DOCUMENT, 'utf8')) as ReturnType<typeof readOpenApi>;
 }
 
+export const REFERENCE_PATHS = ['/openapi.json', '/docs', '/docs/rapidoc-min.js'] as const;
+
 /** Serves the reference; its "try it" calls go to wherever the page came from. */
-export function createReference(): Router {
-  const router = Router();
+export function addReference(router: Router): void {
   const document = JSON.stringify({ ...readOpenApi(), servers: [{ url: '/' }] });
   const place = SCRIPT_PLACES.find((path) => existsSync(path));
   if (place === undefined) throw new Error('the reference page lacks its script; build again');
@@ -57,5 +58,4 @@ export function createReference(): Router {
     response.setHeader('cache-control', `public, max-age=${DAY_SECONDS}`);
     response.type('text/javascript').send(script);
   });
-  return router;
 }

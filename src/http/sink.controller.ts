@@ -13,6 +13,7 @@ import {
   Tags,
 } from '@tsoa/runtime';
 import type express from 'express';
+import { checkLimitText } from '../access/page.ts';
 import { Refusal } from '../access/refusal.ts';
 import { callerOf } from './authenticate.ts';
 import type { ErrorEnvelope } from './envelope.ts';
@@ -69,6 +70,7 @@ export class SinkController extends Controller {
     @Query() before?: string,
   ): Promise<SinkMessageList> {
     callerOf(request);
+    checkLimitText(request.query['limit']);
     const page = await this.sink().list({ limit, after, before });
     return {
       object: 'list',

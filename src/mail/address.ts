@@ -202,6 +202,9 @@ function splitQuotedLocal(spec: string): SplitAddress {
   }
   const content = unescape(spec.slice(1, end));
   if (content === '') return no('has nothing between the quotes before the @');
+  // RFC 5321 allows them; half of all mail programs, the client that sends our mail among them, do not.
+  if (/[<>]/.test(content))
+    return no('has a < or > in its quoted local part, which is not accepted');
   if (deceptive.test(content.replaceAll(' ', ''))) {
     return no('has an invisible character before the @');
   }

@@ -24,7 +24,9 @@ export const WINDOW_HOURS = 24;
 /** The key as given, or null when there is none. Throws when it is not 1 to 256 characters. */
 export function checkIdempotencyKey(given: string | undefined): string | null {
   if (given === undefined) return null;
-  if (given.length >= 1 && given.length <= KEY_MAX_CHARACTERS) return given;
+  // Headers arrive as one character a byte, whatever the caller's characters were.
+  const length = [...Buffer.from(given, 'latin1').toString('utf8')].length;
+  if (length >= 1 && length <= KEY_MAX_CHARACTERS) return given;
   throw new Refusal(
     'invalid_idempotency_key',
     `The idempotency key must be 1 to ${KEY_MAX_CHARACTERS} characters long.`,

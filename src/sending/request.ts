@@ -14,9 +14,9 @@ export interface SendEmailRequest {
   to?: string | string[] | null;
   /** One line of text. */
   subject?: string | null;
-  /** The HTML body. At least one of `html` and `text` is needed. */
+  /** The HTML body, at most 5 MiB in UTF-8. At least one of `html` and `text` is needed. */
   html?: string | null;
-  /** The plain-text body. Absent: made from `html`. Empty: no text part. */
+  /** The plain-text body, at most 5 MiB in UTF-8. Absent: made from `html`. Empty: no text part. */
   text?: string | null;
   /** One address or up to 50. */
   cc?: string | string[] | null;
@@ -66,6 +66,8 @@ const TAGS_MAX = 75;
 const HEADERS_MAX = 100;
 const HEADERS_MAX_BYTES = 64 * 1024;
 const SUBJECT_MAX_CHARACTERS = 2_000;
+/** Of `html` and of `text`; mail programs clip at a fiftieth of it, and every byte is looked at several times. */
+export const CONTENT_MAX_BYTES = 5 * 1024 * 1024;
 const TAG_NAME = /^[A-Za-z0-9_-]{1,256}$/;
 const TAG_VALUE = /^[A-Za-z0-9_-]{0,256}$/;
 /** CR, LF, NUL: what could end a header line or cannot be stored. */
@@ -113,7 +115,11 @@ export function checkRequest(request: SendEmailRequest): CheckedEmail {
     missing.push({ path: 'html', message: 'Missing `html` or `text` field.' });
   }
   for (const [path, body] of [['html', html] as const, ['text', text] as const]) {
-    if (body?.includes('\0')) {
+    const sizeBytes = body === null ? 0 : Buffer.byteLength(body);
+    if (sizeBytes > CONTENT_MAX_BYTES) {
+      const message = `\`${path}\` has ${sizeBytes} bytes; at most ${CONTENT_MAX_BYTES} are allowed.`;
+      issues.push({ path, message });
+    } else if (body?.includes('\0')) {
       issues.push({ path, message: `\`${path}\` contains a NUL character; remove it.` });
     }
   }

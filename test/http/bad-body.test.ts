@@ -1,10 +1,15 @@
 // Bodies that are no email: bytes that are not UTF-8 or not JSON, JSON that is no object, too deep, too wide, too large,
 // or not what its headers say. Each gets the whole envelope, the process stays up and the connection goes on.
-import { connect } from 'node:net';
+import { once } from 'node:events';
+import { connect, type AddressInfo } from 'node:net';
 import { gzipSync } from 'node:zlib';
+import express from 'express';
 import { suite } from 'uvu';
 import * as assert from 'uvu/assert';
-import { startApp, type Answer, type App } from '../support/app.ts';
+import { createBodyBudget, createBodyReader } from '../../src/http/body.ts';
+import { createErrorHandler } from '../../src/http/envelope.ts';
+import { createLogger } from '../../src/log.ts';
+import { startApp, until, type Answer, type App } from '../support/app.ts';
 import { assertRefused, type Refused } from './envelope.ts';
 import { ask, exchange } from './wire.ts';
 
@@ -193,6 +198,44 @@ test('50 MB are refused, announced or not, without being kept', async () => {
   assertRefused(chunked.answer(), tooLarge);
   clearInterval(sampler);
   assert.ok(peak < 200 * MIB, `${Math.round(peak / MIB)} MB at the peak`);
+});
+
+test('all bodies together have a budget, plain or unpacked, and give it back', async () => {
+  const reads = express();
+  reads.use(createBodyReader(createBodyBudget(3 * MIB)));
+  let answer: () => void = () => undefined;
+  reads.post('/wait', (_request, response) => {
+    answer = () => void response.end();
+  });
+  reads.post('/', (_request, response) => void response.end());
+  reads.use(createErrorHandler(createLogger({ level: 'silent', name: 'test' })));
+  const server = reads.listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  const { port } = server.address() as AddressInfo;
+  const twoMiB = Buffer.from(`"${'x'.repeat(2 * MIB)}"`);
+  const send = (path: string, body: Uint8Array, headers: Record<string, string> = {}) =>
+    fetch(`http://127.0.0.1:${port}${path}`, {
+      method: 'POST',
+      body: body as NonNullable<RequestInit['body']>,
+      headers,
+    });
+
+  const first = send('/wait', twoMiB);
+  const gzip = { 'content-encoding': 'gzip' };
+  for (const again of [() => send('/', twoMiB), () => send('/', gzipSync(twoMiB), gzip)]) {
+    const refused = await until(again, ({ status }) => status === 503);
+    assert.is(refused.headers.get('retry-after'), '2');
+    assert.is(((await refused.json()) as { code: string }).code, 'service_unavailable');
+  }
+  assert.is((await send('/', Buffer.from('{}'))).status, 200, 'a small one always goes in');
+  answer();
+  assert.is((await first).status, 200);
+  await until(
+    () => send('/', gzipSync(twoMiB), gzip),
+    ({ status }) => status === 200,
+  );
+  server.closeAllConnections();
+  server.close();
 });
 
 test('an announced length that is not kept ends that connection only', async () => {

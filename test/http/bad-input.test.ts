@@ -4,6 +4,7 @@ import { Client } from 'pg';
 import { suite } from 'uvu';
 import * as assert from 'uvu/assert';
 import { ownedHeaders } from '../../src/mail/header.ts';
+import { CONTENT_MAX_BYTES } from '../../src/sending/request.ts';
 import { startApp, type App } from '../support/app.ts';
 import { assertRefused, type Refused } from './envelope.ts';
 
@@ -197,7 +198,7 @@ const types: readonly Case[] = [
   ),
   ...['a', 7, true].map((value) =>
     wrong(`tags: ${JSON.stringify(value)}`, { tags: value }, 'tags', {
-      says: /must be an array of objects/,
+      says: /must be an array/,
     }),
   ),
   ...['a', 7, null, ['a'], [{ name: 'a', value: 'b' }]].map((item) =>
@@ -223,6 +224,12 @@ const tag = (name: string, value: string): Record<string, unknown> => ({ tags: [
 const contents: readonly Case[] = [
   wrong('NUL in html', { html: '<p>\0</p>' }, 'html'),
   wrong('NUL in text', { text: 'a\0b' }, 'text'),
+  ...(['html', 'text'] as const).map((path) =>
+    // Two bytes a character.
+    wrong(`a long ${path}`, { [path]: 'ü'.repeat(CONTENT_MAX_BYTES / 2 + 1) }, path, {
+      says: /5242882.*5242880/,
+    }),
+  ),
   wrong('a long subject', { subject: 's'.repeat(2_001) }, 'subject', { says: /2001.*2000/ }),
   wrong('a control character in subject', { subject: 'a\u0007b' }, 'subject'),
   ...owned

@@ -6,8 +6,8 @@ import { suite } from 'uvu';
 import * as assert from 'uvu/assert';
 import { createKey, newToken } from '../../src/access/keys.ts';
 import { startApp, type Answer, type App } from '../support/app.ts';
-import { assertRefused, type Refused } from './envelope.ts';
-import { ask } from './wire.ts';
+import { assertCommonHeaders, assertRefused, type Refused } from './envelope.ts';
+import { ask, exchange } from './wire.ts';
 
 const email = {
   from: 'Ada <ada@mailstead.test>',
@@ -224,6 +224,22 @@ test('a wrong method is told the right ones, with or without a key', async () =>
   }
 });
 
+test('what needs no key has methods, too, and every path its case', async () => {
+  for (const path of ['/health/live', '/health/ready', '/docs', '/openapi.json', '/']) {
+    for (const method of ['POST', 'DELETE', 'OPTIONS']) {
+      const answer = await app.call(method, path, { key: null });
+      assert.is(answer.status, 405, path);
+      assertCommonHeaders(answer);
+      assert.is(answer.body['code'], 'method_not_allowed');
+      assert.is(answer.headers.get('allow'), 'GET, HEAD');
+    }
+    assert.is((await app.call('HEAD', path, { key: null })).status, path === '/' ? 302 : 200);
+  }
+  for (const path of ['/Emails', '/API/emails', '/api/EMAILS', '/Health/live', '/DOCS']) {
+    assert.is((await app.call('GET', path)).status, 404, path);
+  }
+});
+
 test('HEAD answers as GET does, without a body', async () => {
   const answer = await app.call('HEAD', '/emails');
   assert.is(answer.status, 200);
@@ -244,6 +260,11 @@ const queries: Readonly<Record<string, string>> = {
   'limit=Infinity': 'limit',
   'limit=1e999': 'limit',
   'limit=0x10': 'limit',
+  'limit=1e1': 'limit',
+  'limit=%2B5': 'limit',
+  'limit=5.0': 'limit',
+  'limit=00005': 'limit',
+  'limit=%205': 'limit',
   'limit=1&limit=2': 'limit',
   'after=': 'after',
   'after=x': 'after',
@@ -298,6 +319,15 @@ test('an idempotency key has 1 to 256 characters', async () => {
     ).status,
     200,
   );
+  // UTF-8 as programs send it: two bytes a character.
+  const umlauts = (count: number): string => Buffer.from('ü'.repeat(count)).toString('latin1');
+  for (const [count, status] of [
+    [256, 200],
+    [257, 400],
+  ] as const) {
+    const headers = { 'idempotency-key': umlauts(count) };
+    assert.is((await app.call('POST', '/emails', { body: email, headers })).status, status);
+  }
 });
 
 test('a request id that could do harm is not repeated', async () => {
@@ -309,22 +339,29 @@ test('a request id that could do harm is not repeated', async () => {
 
 // ---- the wire --------------------------------------------------------------------------------
 
-test('what is no HTTP gets a status and no page', async () => {
+test('what is no HTTP gets the envelope', async () => {
   for (const [line, status, ...headers] of [
     ['get /emails HTTP/1.1', 400],
     ['NOTHING /emails HTTP/1.1', 400],
     ['GET /emails HTTP/9.9', 400],
+    ['GET http:// HTTP/1.1', 400],
     [`GET /${'a'.repeat(20_000)} HTTP/1.1`, 431],
     ['GET /emails HTTP/1.1', 431, `X-A: ${'a'.repeat(20_000)}`],
     ['GET /emails HTTP/1.1', 400, 'X-A\x01: a'],
+    ['GET /emails HTTP/1.1', 417, 'Expect: a miracle'],
     ['POST /emails HTTP/1.1', 400, 'Content-Length: 2', 'Transfer-Encoding: chunked'],
     ['POST /emails HTTP/1.1', 400, 'Content-Length: -1'],
   ] as const) {
     const answer = await ask(app.base, { line, headers: [...headers, authorized()] });
     assert.is(answer.status, status, line.slice(0, 60));
-    // Node answers these before we see them: an empty body, or the envelope.
-    if (answer.text !== '') assert.is(answer.answer().body['statusCode'], status);
+    assertCommonHeaders(answer);
+    const { body } = answer.answer();
+    assert.equal(Object.keys(body), ['name', 'code', 'message', 'statusCode']);
+    assert.is(body['statusCode'], status);
   }
+  const [hostless] = await exchange(app.base, ['GET /emails HTTP/1.1\r\n\r\n']);
+  assert.is(hostless?.status, 400);
+  assert.match(String(hostless?.answer().body['message']), /Host/);
 });
 
 // ---- where mail leaves the machine -----------------------------------------------------------

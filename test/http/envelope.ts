@@ -41,6 +41,8 @@ const NAME_OF: Readonly<Record<string, string>> = {
   invalid_json: 'validation_error',
   invalid_request: 'validation_error',
   request_too_large: 'validation_error',
+  headers_too_large: 'validation_error',
+  expectation_failed: 'validation_error',
   domain_not_verified: 'validation_error',
   not_supported: 'validation_error',
 };
@@ -49,18 +51,24 @@ const INTERNAL =
   /node_modules|node:|\n\s*at |\.[cm]?[jt]s\b|\/(work|src|home|tmp|root)\/|\b(select|insert|update) .*\b(from|into|set)\b|syntax|postgres|sqlstate|ECONN|127\.0\.0\.1|::1|localhost/i;
 const ISO_MS = /^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$/;
 
-/** The headers of every API answer. */
-export function assertHeaders({ headers }: Pick<Answer, 'headers'>): void {
+/** The headers of every answer, even to what is no request. */
+export function assertCommonHeaders({ headers }: Pick<Answer, 'headers'>): void {
   assert.is(headers.get('content-type'), 'application/json; charset=utf-8');
   assert.match(headers.get('x-request-id') ?? '', /^[A-Za-z0-9._-]{1,64}$/);
   assert.is(headers.get('mailstead-version'), '2026-05-06');
+  assert.is(headers.get('cache-control'), 'no-store');
+  assert.is(headers.get('x-content-type-options'), 'nosniff');
+  assert.is(headers.get('x-powered-by'), null);
+}
+
+/** The headers of every API answer. */
+export function assertHeaders(answer: Pick<Answer, 'headers'>): void {
+  assertCommonHeaders(answer);
+  const { headers } = answer;
   for (const name of ['ratelimit-limit', 'ratelimit-remaining', 'ratelimit-reset']) {
     assert.match(headers.get(name) ?? `no ${name}`, /^\d+$/);
   }
   assert.match(headers.get('ratelimit-policy') ?? '', /^\d+;w=\d+$/);
-  assert.is(headers.get('cache-control'), 'no-store');
-  assert.is(headers.get('x-content-type-options'), 'nosniff');
-  assert.is(headers.get('x-powered-by'), null);
 }
 
 /** The whole envelope of a refusal, and nothing else. */

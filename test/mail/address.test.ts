@@ -53,7 +53,6 @@ const taken: readonly [text: string, name: string | null, address: string][] = [
   ['"a\\"b\\\\"@x.example', null, '"a\\"b\\\\"@x.example'],
   ['Jane <"j d"@x.example>', 'Jane', '"j d"@x.example'],
   ['"a@b"@x.example', null, '"a@b"@x.example'],
-  ['"<a>"@x.example', null, '"<a>"@x.example'],
   ["!#$%&'*+-/=?^_`{|}~@x.example", null, "!#$%&'*+-/=?^_`{|}~@x.example"],
   // International: U-labels become A-labels, A-labels stay.
   ['a@münchen.de', null, 'a@xn--mnchen-3ya.de'],
@@ -132,6 +131,8 @@ const refused: readonly [text: string, advice: RegExp][] = [
   ['a@x .example', /space/],
   ['a"b"@x.example', /quoted local part/],
   ['a\\b@x.example', /quoted local part/],
+  ['"a<b"@x.example', /< or >/],
+  ['Jane <"a>b"@x.example>', /< or >/],
   ['""@x.example', /nothing between the quotes/],
   ['"a@x.example', /not closed/],
   ['"a"b@x.example', /@ right after/],
@@ -295,6 +296,14 @@ const intended: ReadonlyMap<string, string> = new Map([
     'test@example.com(this is a comment)',
     'test@example.com (this is a comment)',
   ].map((text) => [text, 'comments are refused'] as const),
+  ...[
+    'very.(),:;<>[]\\".VERY.\\"very@\\\\ \\"very\\".unusual',
+    '()<>[]:,;@\\\\\\"!#$%&\'*+-/=?^_`{}| ~.a',
+  ]
+    .flatMap((local) =>
+      ['strange.example.com', 'example.org', 'iana.org'].map((at) => `"${local}"@${at}`),
+    )
+    .map((text) => [text, 'angle brackets in a quoted local part cannot be sent'] as const),
 ]);
 
 test('agrees with the corpus of flanker except where intended', () => {

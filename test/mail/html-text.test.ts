@@ -53,4 +53,19 @@ test('text from HTML: any HTML comes back, within limits', () => {
   }
 });
 
+test('numbers that no numeral writes are decimal', () => {
+  const list = (start: string, type = 'i') =>
+    textFromHtml(`<ol type="${type}" start="${start}"><li>one</li><li>two</li></ol>`);
+  assert.is(list('4'), ' iv. one\n v.  two');
+  for (const start of ['10000', '3999', '0', '-7']) {
+    for (const type of ['i', 'I', 'a', 'A']) {
+      assert.match(
+        list(start, type),
+        new RegExp(`^ ${start}\\. +one\\n ${Number(start) + 1}\\. +two$`),
+      );
+    }
+  }
+  for (const start of ['1e300', 'Infinity', 'x', '1.5']) assert.match(list(start), /one[^]*two/);
+});
+
 test.run();
