@@ -16,6 +16,8 @@ export interface Settler {
   isBehind(): boolean;
   /** Resolves when everything added so far is stored. */
   drain(): Promise<void>;
+  /** Tries nothing again: what is not stored by now is left to the journal. */
+  end(): void;
 }
 
 export function createSettler(options: {
@@ -28,6 +30,7 @@ export function createSettler(options: {
   const queue: Settlement[] = [];
   let running: Promise<void> | null = null;
   let behind = false;
+  let ended = false;
 
   const sleep = (ms: number): Promise<void> => new Promise((resolve) => setTimeout(resolve, ms));
 
@@ -54,6 +57,10 @@ export function createSettler(options: {
       } catch (error) {
         if (!behind) log.warn({ err: error }, 'results cannot be stored now; trying again');
         behind = true;
+        if (ended) {
+          queue.length = 0;
+          return;
+        }
         await sleep(RETRY_MS);
       }
     }
@@ -68,8 +75,12 @@ export function createSettler(options: {
 
   return {
     add(settlement) {
+      if (ended) return;
       queue.push(settlement);
       start();
+    },
+    end() {
+      ended = true;
     },
     isBehind: () => behind,
     async drain() {

@@ -315,6 +315,7 @@ export async function startWorker(options: WorkerOptions): Promise<Worker> {
       });
       if (await Promise.race([isDone.then(() => true), late])) {
         clearInterval(beatLoop);
+        settler.end();
         await retire(store.pool, epoch).catch(() => undefined);
         journal.end();
         return;
@@ -322,6 +323,7 @@ export async function startWorker(options: WorkerOptions): Promise<Worker> {
       // Whoever still waits for a peer: before the dot it goes back; after it the journal decides at the next start.
       sealed = true;
       clearInterval(beatLoop);
+      settler.end();
       const begun = await heldBy(store.pool, epoch, STRAYS_MAX).catch(() => []);
       const undotted = begun.filter((one) => !dotted.has(keyOf(one)));
       await release(store, epoch, { held: undotted, begun: true, orderly: true }).catch(
