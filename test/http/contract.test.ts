@@ -223,6 +223,10 @@ test('a list is an envelope of summaries, newest first, 20 by default', async ()
   assert.equal(empty.body, { object: 'list', data: [], has_more: false });
   const sent: string[] = [];
   for (let i = 0; i < 21; i += 1) sent.push(await send(key, String(i)));
+  await until(
+    () => listPage(key, 'limit=21'),
+    ({ data }) => data.every((email) => email['last_event'] === 'delivered'),
+  );
   const page = await listPage(key, '');
   assert.is(page.object, 'list');
   assert.equal(idsOf(page), sent.toReversed().slice(0, 20));
