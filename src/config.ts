@@ -362,9 +362,9 @@ export function loadConfig(
     else if (setting.notYet !== true) values[key] = read.value;
   }
   const { delivery, roles, smarthostUrl } = values;
-  if (roles instanceof Set && roles.has('api') !== roles.has('delivery')) {
+  if (roles instanceof Set && roles.has('delivery') && !roles.has('api')) {
     problems.push(
-      'MAILSTEAD_ROLES has only one of `api` and `delivery`; they belong in one process in this release, because large messages pass between them on disk.',
+      'MAILSTEAD_ROLES names `delivery` without `api`; in this release they belong in one process, because large messages pass between them on disk.',
     );
   }
   if (delivery === 'smarthost' && smarthostUrl === null) {
