@@ -238,6 +238,7 @@ async function start(d: {
       firstTenantId,
       nudge,
       isDelivering,
+      hasSink,
       door,
     });
   }
@@ -307,6 +308,7 @@ function openForRequests(d: {
   firstTenantId: string;
   nudge: () => void;
   isDelivering: () => boolean;
+  hasSink: boolean;
   door: FrontDoor;
 }): void {
   const { config, log, store } = d;
@@ -325,7 +327,6 @@ function openForRequests(d: {
         ? { tenantId: d.firstTenantId, domain: HOME_DOMAIN }
         : null,
   };
-  const hasSink = config.mode === 'development' || config.delivery === 'sink';
   const verbs: Verbs = {
     async acceptEmail(caller, send) {
       const accepted = await acceptEmail(accepting, caller, send);
@@ -335,7 +336,7 @@ function openForRequests(d: {
     listEmails: (caller, page) => listEmails(store, caller.tenantId, page),
     findEmail: (caller, id) => findEmail(store, caller.tenantId, id),
     readTrace: (caller, id) => readTrace(store, caller.tenantId, id),
-    sink: hasSink
+    sink: d.hasSink
       ? { list: (page) => listSinkMessages(store, page), empty: () => emptySink(store) }
       : null,
   };

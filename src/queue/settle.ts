@@ -3,6 +3,7 @@
 // somebody else has decided since (fencing). Deliveries, attempts and the emails' shown state change
 // in one transaction. The database's clock decides what has expired.
 import type { PoolClient } from 'pg';
+import { isTriedAgain, UNKNOWNS_MAX } from '../store/delivery.ts';
 import type { Store } from '../store/orm.ts';
 
 export type Verdict = 'delivered' | 'deferred' | 'bounced' | 'failed' | 'unknown';
@@ -62,8 +63,6 @@ export interface Settled {
   readonly waiting: readonly Waiting[];
 }
 
-/** A delivery whose answer was lost is tried once more, then stays unknown. */
-export const UNKNOWNS_MAX = 2;
 const DEADLOCK = '40P01';
 /** SQLSTATE classes 22 (data) and 23 (constraint). */
 const REFUSED_DATA = /^2[23]/;
@@ -226,10 +225,7 @@ async function settleIn(client: PoolClient, results: readonly Settlement[]): Pro
     count: rows.length,
     fenced: results.length - rows.length,
     waiting: rows
-      .filter(
-        ({ state, unknowns }) =>
-          state === 'deferred' || (state === 'unknown' && unknowns < UNKNOWNS_MAX),
-      )
+      .filter(isTriedAgain)
       .map(({ lane, due_ms }) => ({ lane, dueAt: new Date(Number(due_ms)) })),
   };
 }

@@ -1,7 +1,7 @@
 // Makes waiting deliveries claimable when their time has come. Alarms call it for one lane, the sweep
 // for all of them, so a lost alarm costs at most one sweep interval.
+import { UNKNOWNS_MAX } from '../store/delivery.ts';
 import type { Queryable } from './enqueue.ts';
-import { UNKNOWNS_MAX } from './settle.ts';
 
 const BATCH = 1_000;
 /** A call moves at most this many rows; the next alarm or sweep takes the rest. */

@@ -19,6 +19,13 @@ export const deliveryStates = [
 ] as const;
 export type DeliveryState = (typeof deliveryStates)[number];
 
+/** A delivery whose answer was lost is tried once more, then stays unknown. */
+export const UNKNOWNS_MAX = 2;
+
+/** Whether a next try is planned: it waits for its time. */
+export const isTriedAgain = (row: { readonly state: string; readonly unknowns: number }): boolean =>
+  row.state === 'deferred' || (row.state === 'unknown' && row.unknowns < UNKNOWNS_MAX);
+
 export const Delivery = defineEntity({
   name: 'Delivery',
   tableName: 'delivery',

@@ -3,7 +3,7 @@
 // with one code, one sentence and the time of the next try.
 import { IsolationLevel } from '@mikro-orm/core';
 import type { Store } from '../store/orm.ts';
-import { Attempt, Delivery, type DeliveryState } from '../store/delivery.ts';
+import { Attempt, Delivery, isTriedAgain, type DeliveryState } from '../store/delivery.ts';
 import { Email } from '../store/email.ts';
 import { TimelineEntry } from '../store/timeline-entry.ts';
 
@@ -47,7 +47,6 @@ export interface Trace {
 
 /** Far above what 150 recipients with a four-day schedule can make. */
 const EVENTS_MAX = 10_000;
-const UNKNOWNS_MAX = 2;
 
 /** The whole story of the tenant's email, or null when the tenant has no such email. */
 export async function readTrace(store: Store, tenantId: string, id: string): Promise<Trace | null> {
@@ -129,9 +128,6 @@ type DeliveryFacts = Pick<
   InstanceType<typeof Delivery.class>,
   'recipient' | 'state' | 'attempts' | 'dueAt' | 'unknowns' | 'lastCause' | 'lastReply'
 >;
-
-const isTriedAgain = (row: DeliveryFacts): boolean =>
-  row.state === 'deferred' || (row.state === 'unknown' && row.unknowns < UNKNOWNS_MAX);
 
 function presentRecipient(row: DeliveryFacts): TraceRecipient {
   return {
