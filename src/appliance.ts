@@ -6,32 +6,20 @@ import { ensureFirstTenant } from './access/first-tenant.ts';
 import { createAuthenticator } from './access/keys.ts';
 import { createRateLimiter } from './access/rate-limit.ts';
 import { composeDelivery, describeDelivery, type RunningWorker } from './compose-delivery.ts';
+import { composeVerbs, HOME_DOMAIN } from './compose-verbs.ts';
 import type { Config } from './config.ts';
 import { keepPostgres, openWhenReady } from './database.ts';
-import { laneFor } from './delivery/next-hop.ts';
 import { createDomain, generateDkimKeys } from './domains/create.ts';
-import { createDomainLookup } from './domains/lookup.ts';
 import { createApp } from './http/app.ts';
-import { openFrontDoor, type FrontDoor } from './http/front-door.ts';
-import type { Verbs } from './http/verbs.ts';
+import { openFrontDoor } from './http/front-door.ts';
 import { recoverLocalRuns, recoverProcess, startUpkeep, type Upkeep } from './jobs/upkeep.ts';
 import type { Logger } from './log.ts';
-import { createGroupCommit } from './queue/group-commit.ts';
 import type { Waiting } from './queue/settle.ts';
-import {
-  createSinkStore,
-  emptySink,
-  listSinkMessages,
-  pruneSink,
-} from './receiving/sink-messages.ts';
-import { acceptEmail } from './sending/accept.ts';
-import { findEmail, listEmails } from './sending/read.ts';
+import { createSinkStore, pruneSink } from './receiving/sink-messages.ts';
 import { startSink } from './smtp/sink.ts';
-import { openDiskBlobs } from './store/blob.ts';
 import { openDataDir, type DataDir } from './store/data-dir.ts';
 import type { Store } from './store/orm.ts';
 import { deriveKey } from './store/seal.ts';
-import { readTrace } from './timeline/trace.ts';
 import { startWorkers } from './workers.ts';
 
 export interface Appliance {
@@ -46,8 +34,6 @@ export interface Appliance {
   stop(): Promise<void>;
 }
 
-/** The verified domain that development mode sends and receives with. */
-export const HOME_DOMAIN = 'mailstead.test';
 const MESSAGE_MAX_BYTES = 64 * 1024 * 1024;
 /** Of a stop, all parts together; what is still busy then is left to the end of the process. */
 const STOP_MAX_MS = 25_000;
@@ -228,24 +214,34 @@ async function start(d: {
   } else closers.add(closeDoor);
   signal.throwIfAborted();
 
+  const publicUrl = config.publicUrl.replace(/:0$/, `:${door?.port ?? 0}`);
   if (door !== null) {
-    openForRequests({
+    const verbs = composeVerbs({
       config,
       log,
       store,
       blobFolder: folders.blobFolder,
+      secret,
       sealingKey,
       firstTenantId,
+      publicUrl,
       nudge,
-      isDelivering,
+      onWaiting,
       hasSink,
-      door,
     });
+    const answer = createApp({
+      verbs,
+      log,
+      authenticate: createAuthenticator(store.pool),
+      limiter: createRateLimiter(config.rateLimit),
+      missing: () => findMissing(store, isDelivering),
+    });
+    door.open(answer);
   }
   return {
     httpPort: door?.port ?? null,
     localUrl: door?.localUrl ?? null,
-    publicUrl: config.publicUrl.replace(/:0$/, `:${door?.port ?? 0}`),
+    publicUrl,
     firstKey,
     databaseUrl,
     stop: () => closers.run(log),
@@ -296,58 +292,6 @@ async function ensureHomeDomain(store: Store, tenantId: string, sealingKey: Buff
       { sealingKey, keys },
     ),
   );
-}
-
-/** Composes the verbs and hands the door to the app. */
-function openForRequests(d: {
-  config: Config;
-  log: Logger;
-  store: Store;
-  blobFolder: string;
-  sealingKey: Buffer;
-  firstTenantId: string;
-  nudge: () => void;
-  isDelivering: () => boolean;
-  hasSink: boolean;
-  door: FrontDoor;
-}): void {
-  const { config, log, store } = d;
-  const commit = createGroupCommit(store.pool);
-  const accepting = {
-    store,
-    commit,
-    blobs: openDiskBlobs(d.blobFolder),
-    domains: createDomainLookup(store.pool, d.sealingKey),
-    now: () => new Date(),
-    laneOf: laneFor(config.delivery),
-    lifetimeMs: config.messageLifetimeMs,
-    // Only where nothing leaves the machine may an unknown author send.
-    standIn:
-      config.mode === 'development' && config.delivery === 'sink'
-        ? { tenantId: d.firstTenantId, domain: HOME_DOMAIN }
-        : null,
-  };
-  const verbs: Verbs = {
-    async acceptEmail(caller, send) {
-      const accepted = await acceptEmail(accepting, caller, send);
-      d.nudge();
-      return accepted;
-    },
-    listEmails: (caller, page) => listEmails(store, caller.tenantId, page),
-    findEmail: (caller, id) => findEmail(store, caller.tenantId, id),
-    readTrace: (caller, id) => readTrace(store, caller.tenantId, id),
-    sink: d.hasSink
-      ? { list: (page) => listSinkMessages(store, page), empty: () => emptySink(store) }
-      : null,
-  };
-  const answer = createApp({
-    verbs,
-    log,
-    authenticate: createAuthenticator(store.pool),
-    limiter: createRateLimiter(config.rateLimit),
-    missing: () => findMissing(store, d.isDelivering),
-  });
-  d.door.open(answer);
 }
 
 async function findMissing(

@@ -1,7 +1,7 @@
 // What `npm start` tells: sends one email through the whole pipeline over the public API, as any program
 // would, prints what became of it, and ends with what to paste next.
 import type { Appliance } from './appliance.ts';
-import { HOME_DOMAIN } from './appliance.ts';
+import { HOME_DOMAIN } from './compose-verbs.ts';
 
 /** More than any healthy machine needs; a sick one should say so rather than wait. */
 const DELIVERY_WAIT_MS = 30_000;

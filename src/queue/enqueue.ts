@@ -10,6 +10,22 @@ export type Queryable = Pool | PoolClient;
 export interface NewDelivery {
   readonly recipient: string;
   readonly lane: string;
+  /** On the tenant's suppression list: no attempt is made. */
+  readonly isSuppressed?: boolean;
+}
+
+/** A file of the email; store/attachment.ts says what the fields mean. */
+export interface NewAttachment {
+  readonly id: string;
+  readonly filename: string | null;
+  readonly contentType: string;
+  readonly contentId: string | null;
+  readonly disposition: 'attachment' | 'inline';
+  readonly sizeBytes: number | null;
+  readonly url: string | null;
+  readonly blobKey: string | null;
+  readonly rawOffset: number | null;
+  readonly rawLength: number | null;
 }
 
 export interface NewEmail {
@@ -29,7 +45,18 @@ export interface NewEmail {
   readonly html: string | null;
   readonly text: string | null;
   readonly headers: Readonly<Record<string, string>> | null;
-  /** The bytes themselves, or the key of the blob that holds them: exactly one of the two. */
+  /** Not before this; null: at once. */
+  readonly scheduledAt: Date | null;
+  readonly topicId: string | null;
+  readonly templateId: string | null;
+  /** In order of position. One with a `url` and no bytes holds the email back until it is fetched. */
+  readonly attachments: readonly NewAttachment[];
+  /** Lexemes that the list of emails is searched by (sending/search.ts). */
+  readonly searchTerms: readonly string[];
+  /**
+   * The bytes themselves, or the key of the blob that holds them: exactly one of the two, and
+   * neither while attachments are to be fetched.
+   */
   readonly raw: Buffer | null;
   readonly blobKey: string | null;
   readonly rawSizeBytes: number;

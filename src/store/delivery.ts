@@ -1,14 +1,17 @@
 // A delivery: one recipient's journey of one email, one row; and its attempts. The row is the queue.
 //
-//   ready ──claim──► in_flight ──settle──► delivered | bounced | failed
-//     ▲                  │  │
-//     │                  │  └──► unknown   (lost after the final dot; tried once more, much later)
-//     └──wake── deferred ◄┘
+//   scheduled ─► preparing ─► ready ──claim──► in_flight ──settle──► delivered | bounced | failed
+//   (its time)  (attachments)   ▲                  │  │
+//                               │                  │  └──► unknown   (lost after the final dot; tried
+//                               └──wake── deferred ◄┘                 once more, much later)
 //
+// A delivery that is not to be made ends as suppressed or canceled without an attempt.
 // Only queue/ changes `state`.
 import { defineEntity, p } from '@mikro-orm/core';
 
 export const deliveryStates = [
+  'scheduled',
+  'preparing',
   'ready',
   'in_flight',
   'deferred',
@@ -16,6 +19,8 @@ export const deliveryStates = [
   'bounced',
   'failed',
   'unknown',
+  'suppressed',
+  'canceled',
 ] as const;
 export type DeliveryState = (typeof deliveryStates)[number];
 

@@ -52,6 +52,11 @@ export const Email = defineEntity({
     tags: p.json<readonly Tag[]>().nullable(),
     lastEvent: p.enum(emailEvents),
     recipientCount: p.smallint(),
+    /** Not sent before this; null: at once. Stays when it was sent or canceled. */
+    scheduledAt: p.datetime().nullable(),
+    topicId: p.uuid().nullable(),
+    templateId: p.uuid().nullable(),
+    attachmentCount: p.smallint(),
     /** Attempts after the first, over all recipients. */
     providerRetryCount: p.integer(),
     providerLastAttemptedAt: p.datetime().nullable(),
@@ -73,7 +78,7 @@ export const EmailContent = defineEntity({
     /** As submitted, or generated from html. */
     text: p.text().nullable(),
     headers: p.json<Readonly<Record<string, string>>>().nullable(),
-    /** The message without its DKIM signatures; null when it lies in the blob store. */
+    /** The message without its DKIM signatures; null when it lies in the blob store, or is not composed yet. */
     raw: p.blob().nullable(),
     rawSizeBytes: p.integer(),
     blobKey: p.text().nullable(),

@@ -6,13 +6,17 @@ import { Migrator } from '@mikro-orm/migrations';
 import type { Pool, PoolClient } from 'pg';
 import type { Logger } from '../log.ts';
 import { ApiKey } from './api-key.ts';
+import { AttachmentRow } from './attachment.ts';
 import { Attempt, Delivery } from './delivery.ts';
 import { Email, EmailContent } from './email.ts';
 import { FirstHouse } from './migrations/0001-first-house.ts';
+import { WholeSending } from './migrations/0002-whole-sending.ts';
 import { DkimKeyRow, SendingDomain } from './sending-domain.ts';
 import { SinkMessage } from './sink-message.ts';
+import { Suppression } from './suppression.ts';
 import { Tenant } from './tenant.ts';
 import { TimelineEntry } from './timeline-entry.ts';
+import { Topic } from './topic.ts';
 
 /** Any constant that no other program uses in the same database. */
 const MIGRATION_LOCK = 7_245_178_301;
@@ -20,7 +24,10 @@ const CONNECT_TIMEOUT_MS = 5_000;
 /** A statement that takes longer than this is given up; nothing of ours takes a tenth of it. */
 const QUERY_TIMEOUT_MS = 15_000;
 const MIGRATION_TABLE = 'migration';
-const migrations = [{ name: '0001-first-house', class: FirstHouse }];
+const migrations = [
+  { name: '0001-first-house', class: FirstHouse },
+  { name: '0002-whole-sending', class: WholeSending },
+];
 
 export interface Store {
   readonly pool: Pool;
@@ -55,6 +62,9 @@ export async function openStore(options: {
       Delivery,
       Attempt,
       TimelineEntry,
+      AttachmentRow,
+      Suppression,
+      Topic,
       SinkMessage,
     ],
     extensions: [Migrator],
