@@ -17,15 +17,23 @@ import { buildHeaderValue } from 'nodemailer/lib/mime-funcs';
 import { formatMailbox } from './address.ts';
 import type { Mailbox } from './address.ts';
 import { encodeText, foldHeader, headerSyntaxProblem } from './header.ts';
-import { base64Lines, blankLinesMax, quotedPrintable, surveyText } from './transfer-encoding.ts';
+import {
+  base64Lines,
+  base64LinesSize,
+  blankLinesMax,
+  quotedPrintable,
+  surveyText,
+} from './transfer-encoding.ts';
 
 export interface Attachment {
-  readonly filename: string;
+  /** null: it has none. */
+  readonly filename: string | null;
   /** With parameters, such as `text/calendar; method=REQUEST`; nonsense becomes application/octet-stream. */
   readonly contentType: string;
   /** Makes it part of the HTML body (`cid:`), without angle brackets; null for an ordinary attachment. */
   readonly contentId: string | null;
-  readonly content: Buffer;
+  /** The octets, or how many there are: the caller of composeSegments writes them. */
+  readonly content: Buffer | { readonly sizeBytes: number };
 }
 
 /** There is no Bcc: it belongs to the envelope and never reaches the wire (RFC 5322 §3.6.3). */
@@ -54,14 +62,75 @@ export interface ComposedMessage {
   readonly needsSmtpUtf8: boolean;
 }
 
-/** The message. Throws an AssertionError on a header that was not checked. */
+/** Stands for the base64 lines of an attachment (transfer-encoding.ts, base64Piece). */
+export interface FileSegment {
+  /** In the attachments of the parts. */
+  readonly index: number;
+  /** Of the lines. */
+  readonly sizeBytes: number;
+}
+
+/** Where the base64 lines of an attachment are in the message, in bytes. */
+export interface Place {
+  readonly offset: number;
+  readonly length: number;
+}
+
+export interface Composition {
+  /** The message in its order. */
+  readonly segments: readonly (Buffer | FileSegment)[];
+  readonly sizeBytes: number;
+  /** One for each attachment, in the order of the parts. */
+  readonly places: readonly Place[];
+  readonly needsSmtpUtf8: boolean;
+}
+
+/** The message. Throws an AssertionError on a header that was not checked, and on an attachment without octets. */
 export function compose(parts: MessageParts): ComposedMessage {
+  const { pieces, needsSmtpUtf8 } = lay(parts);
+  return { raw: join(pieces.map((piece) => withOctets(piece, parts))), needsSmtpUtf8 };
+}
+
+/** The message with its attachments left out, so that it can be written without holding them. Throws as compose. */
+export function composeSegments(parts: MessageParts): Composition {
+  const { pieces, needsSmtpUtf8 } = lay(parts);
+  const segments: (Buffer | FileSegment)[] = [];
+  const places: Place[] = [];
+  let sizeBytes = 0;
+  let between: (string | Buffer)[] = [];
+  const close = (): void => {
+    const segment = join(between);
+    between = [];
+    if (segment.length > 0) segments.push(segment);
+    sizeBytes += segment.length;
+  };
+  for (const piece of pieces) {
+    if (typeof piece === 'string' || Buffer.isBuffer(piece)) {
+      between.push(piece);
+      continue;
+    }
+    close();
+    segments.push(piece);
+    places[piece.index] = { offset: sizeBytes, length: piece.sizeBytes };
+    sizeBytes += piece.sizeBytes;
+  }
+  close();
+  return { segments, sizeBytes, places, needsSmtpUtf8 };
+}
+
+function lay(parts: MessageParts): { pieces: readonly Piece[]; needsSmtpUtf8: boolean } {
   const body = arrange(parts);
-  const out: Piece[] = [writeHeader(parts)];
-  writeEntity(out, body, 'MIME-Version: 1.0\r\n');
-  const raw = join(out);
+  const pieces: Piece[] = [writeHeader(parts)];
+  writeEntity(pieces, body, 'MIME-Version: 1.0\r\n');
   const authors = [parts.from, ...parts.to, ...parts.cc, ...parts.replyTo];
-  return { raw, needsSmtpUtf8: authors.some((mailbox) => mailbox.needsSmtpUtf8) };
+  return { pieces, needsSmtpUtf8: authors.some((mailbox) => mailbox.needsSmtpUtf8) };
+}
+
+function withOctets(piece: Piece, parts: MessageParts): string | Buffer {
+  if (typeof piece === 'string' || Buffer.isBuffer(piece)) return piece;
+  const content = parts.attachments?.[piece.index]?.content;
+  assert(Buffer.isBuffer(content), 'compose: an attachment without its octets');
+  return base64Lines(content, false);
 }
 
 const subjectWordMax = 60;
@@ -79,7 +148,7 @@ const singleFields: ReadonlySet<string> = new Set([
 ]);
 
 /** ASCII, or the header, whose addresses may be UTF-8. */
-type Piece = string | Buffer;
+type Piece = string | Buffer | FileSegment;
 
 interface Leaf {
   readonly type: string;
@@ -156,15 +225,16 @@ function arrange(parts: MessageParts): Entity {
   const inline = html === null ? [] : attachments.filter((part) => part.contentId !== null);
   const apart = attachments.filter((part) => !inline.includes(part));
   const alone = attachments.length === 0 && (text === null || html === null);
+  const leaf = (part: Attachment): Leaf => fileLeaf(part, attachments.indexOf(part));
 
   const bodies: Entity[] = [];
   if (text !== null || html === null) bodies.push(textLeaf('plain', text ?? '', alone));
   if (html !== null) {
     const page = textLeaf('html', html, alone);
-    bodies.push(wrap('related', [page, ...inline.map((part) => fileLeaf(part))], parts));
+    bodies.push(wrap('related', [page, ...inline.map(leaf)], parts));
   }
   const body = wrap('alternative', bodies, parts);
-  return wrap('mixed', [body, ...apart.map((part) => fileLeaf(part))], parts);
+  return wrap('mixed', [body, ...apart.map(leaf)], parts);
 }
 
 function wrap(subtype: string, children: readonly Entity[], parts: MessageParts): Entity {
@@ -220,35 +290,41 @@ function textLeaf(subtype: 'plain' | 'html', text: string, alone: boolean): Leaf
   return { type, fields: '', encoding: 'quoted-printable', content: quotedPrintable(content, end) };
 }
 
-function fileLeaf(part: Attachment): Leaf {
+function fileLeaf(part: Attachment, index: number): Leaf {
   const type = checkedType(part);
-  const filename = part.filename.toWellFormed();
+  const params = part.filename === null ? {} : { filename: part.filename.toWellFormed() };
   const kind = part.contentId === null ? 'attachment' : 'inline';
-  let fields = foldHeader(
-    'Content-Disposition',
-    buildHeaderValue({ value: kind, params: { filename } }),
-  );
+  let fields = foldHeader('Content-Disposition', buildHeaderValue({ value: kind, params }));
   if (part.contentId !== null) {
     const id = part.contentId.replace(/^<|>$/g, '');
     assert(/^[!-;=?-~]+$/.test(id), 'compose: invalid content id');
     fields += foldHeader('Content-ID', `<${id}>`);
   }
-  return { type, fields, encoding: 'base64', content: base64Lines(part.content, false) };
+  const octets = Buffer.isBuffer(part.content) ? part.content.length : part.content.sizeBytes;
+  const content = { index, sizeBytes: base64LinesSize(octets) };
+  return { type, fields, encoding: 'base64', content };
 }
 
+/** RFC 2045 §5.1 with lengths: names of RFC 6838 §4.2, up to four parameters. */
 const contentType =
-  /^[\w!#$&^.+-]{1,64}\/[\w!#$&^.+-]{1,64}(?: ?; ?[\w-]{1,40}=(?:[\w!#$&^.+:-]{1,80}|"[ !#-[\]-~]{1,80}")){0,4}$/;
+  /^[\w!#$&^.+-]{1,127}\/[\w!#$&^.+-]{1,127}(?: ?; ?[\w-]{1,40}=(?:[\w!#$&^.+:-]{1,80}|"[ !#-[\]-~]{1,80}")){0,4}$/;
 
-/** RFC 2046 §5.1 and 5.2.1: multipart and message must not be base64, so they travel as plain files. */
+/** Whether the text can stand in a Content-Type field: `type/subtype`, with parameters or without. */
+export const isContentType = (text: string): boolean => contentType.test(text);
+
+/**
+ * RFC 2046 §5.1 and 5.2.1: multipart and message must not be base64, and as 7bit lines they would become a part of
+ * this message (its boundaries, its line lengths). So they travel as plain files; `.eml` opens all the same.
+ */
 function checkedType({ contentType: given }: Attachment): string {
   const type = given.trim();
-  return contentType.test(type) && !/^(?:multipart|message)\//i.test(type)
+  return isContentType(type) && !/^(?:multipart|message)\//i.test(type)
     ? type
     : 'application/octet-stream';
 }
 
 /** One buffer. Strings are ASCII but for the header, which may hold UTF-8 addresses. */
-function join(pieces: readonly Piece[]): Buffer {
+function join(pieces: readonly (string | Buffer)[]): Buffer {
   let size = 0;
   for (const piece of pieces) {
     size += typeof piece === 'string' ? Buffer.byteLength(piece, 'utf8') : piece.length;

@@ -38,6 +38,9 @@ export interface SigningRequest {
   readonly signedAt: Date;
 }
 
+/** A message that does not lie in memory, from its first octet to its last, in pieces of any size. */
+export type MessagePieces = AsyncIterable<Uint8Array>;
+
 /** The hash of a body in its relaxed canonical form, as in `bh=`. */
 export type HashBody = (body: Uint8Array) => string | Promise<string>;
 
@@ -86,19 +89,63 @@ export async function signMessage({
   signedAt,
   hashBody = hashSmallBody,
 }: SigningRequest & { readonly hashBody?: HashBody }): Promise<Buffer> {
+  checkKeys(keys);
+  const { header, body } = splitMessage(message);
+  return signParts({ header, keys, signedAt, hashBody: () => hashBody(body) });
+}
+
+/**
+ * The same for a message in pieces. They are read once; a piece must stay as it is until the next one is asked for,
+ * and the header is held whole.
+ */
+export async function signPieces({
+  pieces,
+  keys,
+  signedAt,
+  hashBody,
+}: Omit<SigningRequest, 'message'> & {
+  readonly pieces: MessagePieces;
+  readonly hashBody: (body: MessagePieces) => string | Promise<string>;
+}): Promise<Buffer> {
+  checkKeys(keys);
+  const iterator = pieces[Symbol.asyncIterator]();
+  try {
+    const { header, rest } = await takeHeader(iterator);
+    async function* body(): AsyncGenerator<Uint8Array> {
+      yield rest;
+      for (let next = await iterator.next(); next.done !== true; next = await iterator.next()) {
+        yield next.value;
+      }
+    }
+    return await signParts({ header, keys, signedAt, hashBody: () => hashBody(body()) });
+  } finally {
+    await iterator.return?.();
+  }
+}
+
+async function signParts({
+  header,
+  keys,
+  signedAt,
+  hashBody,
+}: Omit<SigningRequest, 'message'> & {
+  readonly header: string;
+  readonly hashBody: () => string | Promise<string>;
+}): Promise<Buffer> {
   const second = Math.floor(signedAt.getTime() / 1_000);
   assert(second >= 0, 'dkim: signedAt is no instant after 1970');
-  assert(keys.length > 0, 'dkim: a message must not leave unsigned');
-  assert(keys.length <= keysMax, `dkim: more than ${keysMax} keys`);
-  for (const key of keys) checkKey(key);
-
-  const { header, body } = splitMessage(message);
   const covered = coverFields(header);
-  const bodyHash = await hashBody(body);
+  const bodyHash = await hashBody();
   const fields = await Promise.all(
     keys.map((key) => signatureField(key, { ...covered, bodyHash, second })),
   );
   return Buffer.from(fields.join(''), 'latin1');
+}
+
+function checkKeys(keys: readonly DkimKey[]): void {
+  assert(keys.length > 0, 'dkim: a message must not leave unsigned');
+  assert(keys.length <= keysMax, `dkim: more than ${keysMax} keys`);
+  for (const key of keys) checkKey(key);
 }
 
 /**
@@ -211,8 +258,14 @@ function splitMessage(message: Uint8Array): {
   readonly header: string;
   readonly body: Uint8Array;
 } {
-  let isLineStart = true;
   const bytes = Buffer.from(message.buffer, message.byteOffset, message.byteLength);
+  const { headerEnd, bodyStart } = findBody(bytes);
+  return { header: bytes.toString('latin1', 0, headerEnd), body: bytes.subarray(bodyStart) };
+}
+
+/** Both ends are those of the bytes where no empty line is found. Throws when the header is too long. */
+function findBody(bytes: Buffer): { readonly headerEnd: number; readonly bodyStart: number } {
+  let isLineStart = true;
   for (let i = 0; i < bytes.length; i += 1) {
     const octet = bytes[i];
     if (octet !== 0x0d && octet !== 0x0a) {
@@ -220,13 +273,29 @@ function splitMessage(message: Uint8Array): {
       continue;
     }
     const next = octet === 0x0d && bytes[i + 1] === 0x0a ? i + 2 : i + 1;
-    if (isLineStart) return { header: bytes.toString('latin1', 0, i), body: bytes.subarray(next) };
+    if (isLineStart) return { headerEnd: i, bodyStart: next };
     assert(next <= headerOctetsMax, `dkim: a header of more than ${headerOctetsMax} octets`);
     isLineStart = true;
     i = next - 1;
   }
   assert(bytes.length <= headerOctetsMax, `dkim: a header of more than ${headerOctetsMax} octets`);
-  return { header: bytes.toString('latin1'), body: bytes.subarray(bytes.length) };
+  return { headerEnd: bytes.length, bodyStart: bytes.length };
+}
+
+/** Reads as far as the header goes; `rest` is what came of the body with it. */
+async function takeHeader(
+  pieces: AsyncIterator<Uint8Array>,
+): Promise<{ readonly header: string; readonly rest: Uint8Array }> {
+  let bytes = Buffer.alloc(0);
+  for (;;) {
+    const next = await pieces.next();
+    if (next.done !== true) bytes = Buffer.concat([bytes, next.value]);
+    const { headerEnd, bodyStart } = findBody(bytes);
+    // A CR at the very end may have its LF in the next piece.
+    if (next.done === true || bodyStart < bytes.length) {
+      return { header: bytes.toString('latin1', 0, headerEnd), rest: bytes.subarray(bodyStart) };
+    }
+  }
 }
 
 /** RFC 6376 §5.4.2: of several fields with one name the lowest is signed first. */

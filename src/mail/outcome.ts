@@ -6,6 +6,7 @@
  * thrown. The rule behind the rules: a permanent verdict needs a peer that clearly speaks about this recipient or
  * this message; everything else is deferred, and silence after the final dot is unknown, never a silent re-send.
  */
+import type { BounceRule } from './bounce-rules.ts';
 import type { Reply, Stage } from './reply.ts';
 
 /** Why a delivery is where it is: short codes for rows, webhooks and the API, with the sentence that explains each. */
@@ -23,6 +24,8 @@ export const causeTexts = {
   connection_lost: 'The connection broke before the message was handed over.',
   greeting_refused: 'The mail host turned this machine away before the conversation.',
   tls_failed: 'An acceptable encrypted connection could not be made.',
+  tls_required:
+    'The sender allows encrypted connections only, and none could be made to the mail host.',
   auth_failed: 'The mail host did not accept our credentials.',
   timeout: 'The mail host took too long to answer a command.',
   protocol_error: 'The mail host gave an answer that SMTP does not allow here.',
@@ -31,11 +34,19 @@ export const causeTexts = {
     'The message is larger than the mail host takes, or cannot be sent to it as it is.',
   peer_transient: 'The mail host refused for now.',
   peer_permanent: 'The mail host refused for good.',
+  no_mailbox: 'The mailbox does not exist, or is closed.',
+  mailbox_full: 'The mailbox of the recipient is full.',
+  greylisted: 'The mail host puts off senders that it does not know yet (greylisting).',
+  rate_limited: 'The mail host takes no more from this machine for now.',
+  policy_refused: 'The mail host refuses mail from this machine or this domain by policy.',
+  content_refused: 'The mail host takes the message for spam or refuses what it holds.',
   expired: 'The message could not be delivered within its lifetime.',
   unknown_after_dot:
     'The connection broke after the message was sent and before the mail host answered.',
-  sender_domain_unverified: 'The domain of the sender is not verified any more.',
+  domain_not_verified: 'The domain of the sender is gone, or may not send any more.',
   message_missing: 'The bytes of the message are missing from the store.',
+  attachment_unavailable: 'An attachment could not be fetched from its URL.',
+  attachment_refused: 'An attachment has a URL that may not be fetched.',
   worker_lost: 'The delivery worker stopped again and again while it worked on this message.',
   no_smarthost: 'Delivery goes through a smarthost, but none is set.',
   no_sink: 'Delivery goes to the sink, but no sink is running.',
@@ -85,21 +96,32 @@ export function classifyReply(reply: Reply, stage: Stage): 'transient' | 'perman
   return asksToRetry.test(reply.text) ? 'transient' : 'permanent';
 }
 
-/** The outcome for a recipient after the reply that decided it. A 2yz counts as delivered only after the final dot. */
+/**
+ * The outcome for a recipient after the reply that decided it. A 2yz counts as delivered only after the final dot.
+ * `rule`, where one speaks of this reply, decides before the codes; but no rule makes a refusal final that came
+ * before MAIL. The cause `no_mailbox` is the ground for a suppression.
+ */
 export function outcomeOfReply({
   reply,
   stage,
   via,
+  rule = null,
 }: {
   reply: Reply;
   stage: Stage;
   via: Hop;
+  rule?: BounceRule | null;
 }): Outcome {
   if (reply.code >= 200 && reply.code <= 299 && stage === 'dot')
     return { kind: 'delivered', reply, via };
-  if (classifyReply(reply, stage) === 'permanent') {
-    return { kind: 'bounced', reply, via, cause: 'peer_permanent' };
+  const ruled = rule?.verdict === 'permanent' && !messageStages.has(stage) ? null : rule;
+  const isFinal =
+    ruled === null ? classifyReply(reply, stage) === 'permanent' : ruled.verdict === 'permanent';
+  if (isFinal) {
+    const known = isDeadRecipient(reply, stage) ? 'no_mailbox' : 'peer_permanent';
+    return { kind: 'bounced', reply, via, cause: ruled?.cause ?? known };
   }
+  if (ruled !== null) return { kind: 'deferred', reply, via, cause: ruled.cause };
   const cause = reply.code < 400 ? 'protocol_error' : (laneCauses[stage] ?? 'peer_transient');
   return { kind: 'deferred', reply, via, cause };
 }

@@ -12,7 +12,6 @@ import { lineCharsMax } from './header.ts';
 export const blankLinesMax = 100;
 /** Octets that base64 puts into one line of 76. */
 const base64LineOctets = 57;
-const base64Slice = base64LineOctets * 1_024;
 
 interface Survey {
   /** May go out as it is. */
@@ -131,20 +130,46 @@ function startsFrom(input: Buffer, at: number): boolean {
   return input.toString('latin1', at, at + 5) === 'From ';
 }
 
-/** Lines of 76 without the last CRLF, unless `alone`. Works in slices, so a large part is copied once. */
+/** What base64Piece takes at a time: whole lines, and large enough to be worth a write. */
+export const BASE64_PIECE_OCTETS = base64LineOctets * 1_024;
+
+/** The size of base64Lines for so many octets. */
+export function base64LinesSize(octets: number): number {
+  const breaks = Math.max(Math.ceil(octets / base64LineOctets) - 1, 0) * 2;
+  return Math.ceil(octets / 3) * 4 + breaks;
+}
+
+/** Lines of 76 without the last CRLF, unless `alone`. Works in pieces, so a large part is copied once. */
 export function base64Lines(content: Buffer, alone: boolean): Buffer {
-  const lines = Math.ceil(content.length / base64LineOctets);
-  const size = Math.ceil(content.length / 3) * 4 + Math.max(lines - 1, 0) * 2 + (alone ? 2 : 0);
+  const size = base64LinesSize(content.length) + (alone ? 2 : 0);
   const out = Buffer.allocUnsafe(size);
   let to = 0;
-  for (let from = 0; from < content.length; from += base64Slice) {
-    const slice = Buffer.from(content.toString('base64', from, from + base64Slice), 'latin1');
-    for (let at = 0; at < slice.length; at += lineCharsMax) {
-      if (to > 0) to += out.write('\r\n', to, 'latin1');
-      to += slice.copy(out, to, at, at + lineCharsMax);
-    }
+  for (let from = 0; from < content.length; from += BASE64_PIECE_OCTETS) {
+    to += writeLines(out, to, content.subarray(from, from + BASE64_PIECE_OCTETS));
   }
   if (alone) to += out.write('\r\n', to, 'latin1');
   assert.equal(to, size);
   return out;
+}
+
+/** The lines of one piece of BASE64_PIECE_OCTETS (the last may be shorter), with the CRLF that parts it from the one before. */
+export function base64Piece(piece: Buffer, isFirst: boolean): Buffer {
+  const out = Buffer.allocUnsafe(base64LinesSize(piece.length) + (isFirst ? 0 : 2));
+  const start = isFirst ? 0 : out.write('\r\n', 'latin1');
+  assert.equal(start + writeLines(out.subarray(start), 0, piece), out.length);
+  return out;
+}
+
+/** Writes whole lines after what stands before `to`; how much it wrote. */
+function writeLines(out: Buffer, to: number, octets: Buffer): number {
+  const text = Buffer.from(octets.toString('base64'), 'latin1');
+  let at = to;
+  for (let from = 0; from < text.length; from += lineCharsMax) {
+    if (at > 0) {
+      out[at++] = 0x0d;
+      out[at++] = 0x0a;
+    }
+    at += text.copy(out, at, from, from + lineCharsMax);
+  }
+  return at - to;
 }

@@ -2,7 +2,7 @@
 import { test } from 'uvu';
 import * as assert from 'uvu/assert';
 import { Buffer } from 'node:buffer';
-import { compose } from '../../src/mail/compose.ts';
+import { compose, composeSegments, isContentType } from '../../src/mail/compose.ts';
 import type { Attachment, MessageParts } from '../../src/mail/compose.ts';
 import { findHeaders, splitHeader } from '../../src/mail/header.ts';
 import {
@@ -229,6 +229,78 @@ test('attachments and inline images', async () => {
   assert.equal(found.get('mail.eml')?.content, Buffer.from('pdf'));
   assert.is(found.get('invite.ics')?.contentType, 'text/calendar');
   assert.ok([...found.keys()].some((name) => name?.startsWith('Größe "1"; x')));
+});
+
+test('segments are the message with its attachments left out', () => {
+  const parts: MessageParts = {
+    ...base,
+    text: 'see below',
+    html: '<img src="cid:logo@x">',
+    attachments: [
+      {
+        filename: 'a.pdf',
+        contentType: 'application/pdf',
+        contentId: null,
+        content: Buffer.alloc(1_000, 'a'),
+      },
+      {
+        filename: null,
+        contentType: 'image/png',
+        contentId: 'logo@x',
+        content: Buffer.alloc(58, 'b'),
+      },
+      { filename: 'empty', contentType: 'text/plain', contentId: null, content: Buffer.alloc(0) },
+    ],
+  };
+  const { raw } = compose(parts);
+  const withoutOctets = parts.attachments!.map((part) => ({
+    ...part,
+    content: { sizeBytes: (part.content as Buffer).length },
+  }));
+  const composition = composeSegments({ ...parts, attachments: withoutOctets });
+  assert.is(composition.sizeBytes, raw.length);
+  // The page's image comes before what is attached to all of it.
+  const order = composition.segments.flatMap((one) => (Buffer.isBuffer(one) ? [] : [one.index]));
+  assert.equal(order, [1, 0, 2]);
+  let at = 0;
+  for (const segment of composition.segments) {
+    if (Buffer.isBuffer(segment)) {
+      assert.ok(raw.subarray(at, at + segment.length).equals(segment));
+      at += segment.length;
+      continue;
+    }
+    const { offset, length } = composition.places[segment.index]!;
+    assert.equal([offset, length], [at, segment.sizeBytes]);
+    const lines = raw.toString('latin1', at, at + length);
+    assert.ok(
+      Buffer.from(lines, 'base64').equals(parts.attachments![segment.index]!.content as Buffer),
+    );
+    at += length;
+  }
+  assert.is(at, raw.length);
+  assert.throws(() => compose({ ...parts, attachments: withoutOctets }));
+});
+
+test('a type with parameters or without is one, a header that breaks out is none', () => {
+  for (const type of [
+    'text/plain',
+    'text/calendar; method=REQUEST; charset="utf-8"',
+    'application/vnd.openxmlformats-officedocument.presentationml.presentation',
+  ]) {
+    assert.ok(isContentType(type), type);
+  }
+  for (const type of [
+    '',
+    'text',
+    'text/',
+    '/x',
+    'a b/c',
+    'text/plain;',
+    'x/y\r\nBcc: z',
+    'x/y; a="\u0000"',
+  ]) {
+    assert.not(isContentType(type), type);
+  }
 });
 
 test.run();

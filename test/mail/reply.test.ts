@@ -282,7 +282,7 @@ test('turns replies and failures into outcomes', () => {
   assert.is(of('250 2.1.5 ok', 'rcpt'), 'deferred protocol_error');
   assert.is(of('354 go on', 'dot'), 'deferred protocol_error');
   assert.is(of('450 later', 'rcpt'), 'deferred peer_transient');
-  assert.is(of('550 5.1.1 no', 'rcpt'), 'bounced peer_permanent');
+  assert.is(of('550 5.1.1 no', 'rcpt'), 'bounced no_mailbox');
   assert.is(of('554 no', 'greeting'), 'deferred greeting_refused');
   assert.is(of('550 no', 'ehlo'), 'deferred greeting_refused');
   assert.is(of('454 no', 'tls'), 'deferred tls_failed');
