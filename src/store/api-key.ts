@@ -17,5 +17,7 @@ export const ApiKey = defineEntity({
     domainId: p.uuid().nullable(),
     createdAt: p.datetime(),
     revokedAt: p.datetime().nullable(),
+    /** To within a few minutes. */
+    lastUsedAt: p.datetime().nullable(),
   },
 });

@@ -24,6 +24,10 @@ export const deliveryStates = [
 ] as const;
 export type DeliveryState = (typeof deliveryStates)[number];
 
+/** Lanes that end on this machine: the built-in SMTP sink, and answers that are made up (mail/sandbox.ts). */
+export const SINK_LANE = 'sink';
+export const SANDBOX_LANE = 'sandbox';
+
 /** A delivery whose answer was lost is tried once more, then stays unknown. */
 export const UNKNOWNS_MAX = 2;
 
@@ -41,7 +45,7 @@ export const Delivery = defineEntity({
     position: p.smallint().primary(),
     /** RCPT TO: domain in A-labels. */
     recipient: p.text(),
-    /** Where it leaves: `sink`, `smarthost` or `mx:<domain>`. */
+    /** Where it leaves: `sink`, `sandbox`, `smarthost` or `mx:<domain>`. */
     lane: p.text(),
     state: p.enum(deliveryStates),
     /** Not before this. Final states keep their last value. */

@@ -8,12 +8,21 @@ import type { Logger } from '../log.ts';
 import { ApiKey } from './api-key.ts';
 import { AttachmentRow } from './attachment.ts';
 import { Attempt, Delivery } from './delivery.ts';
+import { DomainClaim } from './domain-claim.ts';
 import { Email, EmailContent } from './email.ts';
 import { FirstHouse } from './migrations/0001-first-house.ts';
 import { WholeSending } from './migrations/0002-whole-sending.ts';
+import { Domains } from './migrations/0004-domains.ts';
+import { Templates } from './migrations/0003-templates.ts';
+import { RequestLogs } from './migrations/0005-request-logs.ts';
+import { ReceivedEmails } from './migrations/0006-received-emails.ts';
+import { ReceivedReading } from './migrations/0007-received-reading.ts';
+import { ReceivedContent, ReceivedEmail } from './received-email.ts';
+import { RequestLog, RequestLogBody } from './request-log.ts';
 import { DkimKeyRow, SendingDomain } from './sending-domain.ts';
 import { SinkMessage } from './sink-message.ts';
 import { Suppression } from './suppression.ts';
+import { Template, TemplateVersion } from './template.ts';
 import { Tenant } from './tenant.ts';
 import { TimelineEntry } from './timeline-entry.ts';
 import { Topic } from './topic.ts';
@@ -27,6 +36,11 @@ const MIGRATION_TABLE = 'migration';
 const migrations = [
   { name: '0001-first-house', class: FirstHouse },
   { name: '0002-whole-sending', class: WholeSending },
+  { name: '0003-templates', class: Templates },
+  { name: '0004-domains', class: Domains },
+  { name: '0005-request-logs', class: RequestLogs },
+  { name: '0006-received-emails', class: ReceivedEmails },
+  { name: '0007-received-reading', class: ReceivedReading },
 ];
 
 export interface Store {
@@ -57,6 +71,7 @@ export async function openStore(options: {
       ApiKey,
       SendingDomain,
       DkimKeyRow,
+      DomainClaim,
       Email,
       EmailContent,
       Delivery,
@@ -65,6 +80,12 @@ export async function openStore(options: {
       AttachmentRow,
       Suppression,
       Topic,
+      Template,
+      TemplateVersion,
+      ReceivedEmail,
+      ReceivedContent,
+      RequestLog,
+      RequestLogBody,
       SinkMessage,
     ],
     extensions: [Migrator],
@@ -93,7 +114,11 @@ export async function openStore(options: {
       pool,
       em: () => orm.em.fork({ useContext: false }),
       transact: (work) => transact(pool, work),
-      close: () => orm.close(true),
+      async close() {
+        await orm.close(true);
+        // MikroORM leaves a pool alone that it never queried itself.
+        if (!pool.ending) await pool.end();
+      },
     };
   } catch (error) {
     await orm.close(true);

@@ -1,4 +1,5 @@
-// A domain that a tenant sends from, and the DKIM keys that sign for it.
+// A domain that a tenant sends from or receives at, what the DNS showed for its records, and the DKIM keys
+// that sign for it.
 import { defineEntity, p } from '@mikro-orm/core';
 
 export const domainStatuses = [
@@ -9,6 +10,34 @@ export const domainStatuses = [
   'partially_failed',
   'failed',
 ] as const;
+export type DomainStatus = (typeof domainStatuses)[number];
+
+export type RecordStatus = 'not_started' | 'pending' | 'verified' | 'failed' | 'temporary_failure';
+
+/** The records that a domain can have, one of each kind at most. */
+export const recordKinds = [
+  'return_path_mx',
+  'return_path_spf',
+  'dkim_rsa',
+  'dkim_ed25519',
+  'receiving_mx',
+  'tracking_cname',
+  'dmarc',
+] as const;
+export type RecordKind = (typeof recordKinds)[number];
+
+/** What the DNS last showed for one record. */
+export interface RecordCheck {
+  readonly status: RecordStatus;
+  /** What was found and what to fix; null when it is right. */
+  readonly detail: string | null;
+  /** ISO 8601: since when a record that was verified is missing; null unless `temporary_failure`. */
+  readonly since: string | null;
+}
+export type RecordChecks = Readonly<Partial<Record<RecordKind, RecordCheck>>>;
+
+export const tlsModes = ['opportunistic', 'enforced'] as const;
+export type TlsMode = (typeof tlsModes)[number];
 
 export const SendingDomain = defineEntity({
   name: 'SendingDomain',
@@ -22,8 +51,25 @@ export const SendingDomain = defineEntity({
     region: p.text(),
     /** The label before the name where bounces come home: `send` gives send.example.com. */
     returnPathLabel: p.text(),
+    /** The label before the name where tracking links lead; null: the default. */
+    trackingSubdomain: p.text().nullable(),
+    openTracking: p.boolean(),
+    clickTracking: p.boolean(),
+    tls: p.enum(tlsModes),
     sending: p.boolean(),
     receiving: p.boolean(),
+    /** The DNS is right for sending, or was less than 72 h ago. Mail leaves when `sending` is on, too. */
+    sendingVerified: p.boolean(),
+    /** The same for receiving. */
+    receivingVerified: p.boolean(),
+    recordChecks: p.json().$type<RecordChecks>(),
+    /** When the 72 hours began in which records may appear; null: never asked to verify. */
+    verifyingSince: p.datetime().nullable(),
+    /** Checks since then. */
+    checkCount: p.integer(),
+    checkedAt: p.datetime().nullable(),
+    /** Null: not checked again by itself. */
+    nextCheckAt: p.datetime().nullable(),
     createdAt: p.datetime(),
   },
 });

@@ -11,9 +11,11 @@ export class WholeSending extends Migration {
         add column topic_id uuid,
         add column template_id uuid,
         add column attachment_count smallint not null default 0`);
+
+    // What recipients did, by kind: the list of emails is filtered by it.
     this.addSql(`
-      create index email_scheduled on email (scheduled_at) where last_event = 'scheduled'`);
-    this.addSql(`create index email_status on email (tenant_id, last_event, id)`);
+      create index timeline_reaction on timeline (tenant_id, kind, email_id)
+        where kind in ('complained', 'opened', 'clicked')`);
 
     // Neither of the two while attachments are being fetched.
     this.addSql(`alter table email_content drop constraint email_content_check`);
@@ -26,6 +28,16 @@ export class WholeSending extends Migration {
       alter table delivery add constraint delivery_state_check check (state in
         ('scheduled', 'preparing', 'ready', 'in_flight', 'deferred', 'delivered', 'bounced', 'failed',
          'unknown', 'suppressed', 'canceled'))`);
+    // On deliveries, not on emails: an index that knows last_event would make every update of an email write
+    // all its indexes. A delivery that just goes through is in neither.
+    this.addSql(`create index delivery_scheduled on delivery (due_at) where state = 'scheduled'`);
+    this.addSql(`
+      create index delivery_kept on delivery (tenant_id, state, email_id) where state in
+        ('scheduled', 'preparing', 'deferred', 'bounced', 'failed', 'unknown', 'suppressed',
+         'canceled')`);
+
+    // jsonb sorts keys; a replay is the first answer to the byte.
+    this.addSql(`alter table idempotency_key alter column response type json`);
 
     this.addSql(`
       create table attachment (
@@ -55,7 +67,11 @@ export class WholeSending extends Migration {
         last_error text,
         primary key (tenant_id, email_id)
       )`);
-    this.addSql(`create index attachment_fetch_due on attachment_fetch (due_at)`);
+    // What names a blob: asked when blobs without a row are collected.
+    this.addSql(`
+      create index email_content_blob on email_content (blob_key) where blob_key is not null`);
+    this.addSql(`create index attachment_blob on attachment (blob_key) where blob_key is not null`);
+    this.addSql(`create index attachment_fetch_due on attachment_fetch (tenant_id, due_at)`);
 
     this.addSql(`
       create table email_search (
