@@ -104,16 +104,18 @@ const WRAPPINGS: readonly Wrapping[] = [
  * A guard that knows the operator's exceptions.
  *
  * `allow` holds CIDRs or single addresses; IPv4 ones also open the same address wrapped in IPv6. `ownAddresses`
- * are this machine's, as `os.networkInterfaces()` gives them. Throws on an entry that is neither.
+ * gives this machine's, as `os.networkInterfaces()` has them; it is asked at every check, since a machine gets
+ * addresses while it runs. Throws on an entry of `allow` that is neither.
  */
 export function createAddressGuard(options: {
   readonly allow: readonly string[];
-  readonly ownAddresses?: readonly string[];
+  readonly ownAddresses?: () => readonly string[];
 }): AddressGuard {
   const allowed = options.allow.map(parseRange);
-  const own = new Set(
-    (options.ownAddresses ?? []).map((ip) => unmapped(parseStrictly(ip)).toString()),
-  );
+  const isOwn = (address: Address): boolean =>
+    (options.ownAddresses?.() ?? [])
+      .filter(isStrict)
+      .some((ip) => unmapped(parseStrictly(ip)).toString() === address.toString());
 
   function check(ip: string): AddressCheck {
     if (!isStrict(ip)) {
@@ -125,7 +127,7 @@ export function createAddressGuard(options: {
 
   function judge(address: Address): AddressCheck {
     if (allowed.some((range) => matches(address, range))) return OK;
-    if (own.has(address.toString())) {
+    if (isOwn(address)) {
       return { ok: false, kind: 'own_address', reason: `${address.toString()} is our own address` };
     }
     return address instanceof ipaddr.IPv6 ? judgeV6(address) : judgeRange(address);

@@ -85,8 +85,11 @@ export function createResolver(options: {
   readonly timeoutMs?: number;
   readonly tries?: number;
   readonly now?: () => Date;
+  /** False: every question is asked anew, for who wants to see what was just published. */
+  readonly keepsAnswers?: boolean;
 }): Resolver {
   const { servers, timeoutMs = TIMEOUT_MS, tries = TRIES, now = () => new Date() } = options;
+  const { keepsAnswers = true } = options;
   const first = new CaresResolver({ timeout: timeoutMs, tries });
   const second = new CaresResolver({ timeout: timeoutMs, tries });
   if (servers !== null) first.setServers(servers);
@@ -120,7 +123,7 @@ export function createResolver(options: {
   async function askAndKeep<T>(key: string, question: Question<T>): Promise<DnsAnswer<T>> {
     try {
       const reply = await askTwiceIfNeeded(question);
-      if (!closed) keep(key, reply);
+      if (!closed && keepsAnswers) keep(key, reply);
       return reply.answer;
     } finally {
       open.delete(key);

@@ -201,13 +201,18 @@ test('a CIDR whose base has host bits means the whole range', () => {
 
 test('own addresses are refused as such, in every spelling, unless allowed', () => {
   const ownAddresses = ['8.8.8.8', '2606:4700::1', '10.0.0.5', 'fe80::1', '::ffff:9.9.9.9'];
-  const guard = createAddressGuard({ allow: ['10.0.0.0/8'], ownAddresses });
+  const guard = createAddressGuard({
+    allow: ['10.0.0.0/8'],
+    ownAddresses: () => ownAddresses,
+  });
   for (const ip of ['8.8.8.8', '::ffff:8.8.8.8', '2606:4700:0::1', 'fe80::1', '9.9.9.9']) {
     const verdict = guard.check(ip);
     assert.ok(!verdict.ok && verdict.kind === 'own_address', ip);
   }
   assert.ok(guard.check('10.0.0.5').ok);
   assert.ok(guard.check('8.8.4.4').ok);
+  ownAddresses.push('8.8.4.4', 'no address', 'fe80::2%eth0');
+  assert.not.ok(guard.check('8.8.4.4').ok, 'an address that the machine got later');
 });
 
 for (const bad of [

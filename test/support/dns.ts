@@ -29,8 +29,10 @@ export type DnsRecords = {
   readonly AAAA?: readonly string[] | DnsFault;
   /** `'10 mx.example.test'`; the null MX is `'0 .'`. */
   readonly MX?: readonly string[] | DnsFault;
-  /** One string a record; cut into chunks of 255 bytes on the wire. */
+  /** One string a record; cut into chunks of `chunkBytes` on the wire. */
   readonly TXT?: readonly string[] | DnsFault;
+  /** Default 255, the most there can be. */
+  readonly chunkBytes?: number;
   readonly PTR?: readonly string[] | DnsFault;
   /** `'3 1 1 hex'`. */
   readonly TLSA?: readonly string[] | DnsFault;
@@ -209,7 +211,9 @@ function lookUp(zones: DnsZones, question: PacketQuestion): Found {
     }
     if (own === undefined || typeof own === 'string') return { fault: null, answers };
     const type = question.type as RecordType;
-    for (const text of own) answers.push({ name, type, ttl, data: recordData(type, text) });
+    for (const text of own) {
+      answers.push({ name, type, ttl, data: recordData(type, text, zone.chunkBytes) });
+    }
     return { fault: null, answers };
   }
   return { fault: 'SERVFAIL', answers: [] };
@@ -224,12 +228,12 @@ function hasNamesBelow(zones: DnsZones, name: string): boolean {
   return Object.keys(zones).some((other) => other.endsWith(`.${name}`));
 }
 
-function recordData(type: RecordType, text: string): unknown {
+function recordData(type: RecordType, text: string, chunkBytes = TXT_CHUNK_BYTES): unknown {
   if (type === 'MX') {
     const [preference = '', ...rest] = text.split(' ');
     return { preference: Number(preference), exchange: rest.join(' ') };
   }
-  if (type === 'TXT') return textChunks(text);
+  if (type === 'TXT') return textChunks(text, chunkBytes);
   if (type === 'TLSA') {
     const [usage, selector, matchingType, hex = ''] = text.split(' ');
     return {
@@ -242,11 +246,11 @@ function recordData(type: RecordType, text: string): unknown {
   return text;
 }
 
-function textChunks(text: string): Buffer[] {
+function textChunks(text: string, chunkBytes: number): Buffer[] {
   const bytes = Buffer.from(text);
   const chunks: Buffer[] = [];
-  for (let at = 0; at < bytes.length; at += TXT_CHUNK_BYTES) {
-    chunks.push(bytes.subarray(at, at + TXT_CHUNK_BYTES));
+  for (let at = 0; at < bytes.length; at += chunkBytes) {
+    chunks.push(bytes.subarray(at, at + chunkBytes));
   }
   return chunks.length === 0 ? [bytes] : chunks;
 }
