@@ -63,11 +63,22 @@ interface KeyRow {
   domain_id: string | null;
 }
 
+const callerOf = (row: KeyRow): Caller => ({
+  tenantId: row.tenant_id,
+  keyId: row.id,
+  permission: row.permission,
+  domainId: row.domain_id,
+});
+
 /**
  * Looks tokens up. The index is asked for the hash, so no comparison of ours can leak by its time
- * how much of a token was right. A token of the wrong form costs no query.
+ * how much of a token was right. A token of the wrong form costs no query. A key that is bound to a
+ * domain works as long as the domain is there. `onUse` hears of every token that was right.
  */
-export function createAuthenticator(pool: Pool): (token: string) => Promise<Caller | null> {
+export function createAuthenticator(
+  pool: Pool,
+  onUse: (caller: Caller) => void = () => undefined,
+): (token: string) => Promise<Caller | null> {
   interface Waiting {
     readonly hash: Buffer;
     readonly resolve: (caller: Caller | null) => void;
@@ -80,22 +91,16 @@ export function createAuthenticator(pool: Pool): (token: string) => Promise<Call
       const { rows } = await pool.query<KeyRow>({
         name: 'authenticate',
         text: `select k.hash, k.tenant_id, k.id, k.permission, k.domain_id from api_key k
-          where k.hash = any ($1::bytea[]) and k.revoked_at is null`,
+          where k.hash = any ($1::bytea[]) and k.revoked_at is null and (k.domain_id is null or exists (
+            select 1 from sending_domain d where d.tenant_id = k.tenant_id and d.id = k.domain_id))`,
         values: [[...new Map(batch.map(({ hash }) => [hash.toString('hex'), hash])).values()]],
       });
       const found = new Map(rows.map((row) => [row.hash.toString('hex'), row]));
       for (const { hash, resolve } of batch) {
         const row = found.get(hash.toString('hex'));
-        resolve(
-          row === undefined
-            ? null
-            : {
-                tenantId: row.tenant_id,
-                keyId: row.id,
-                permission: row.permission,
-                domainId: row.domain_id,
-              },
-        );
+        const caller = row === undefined ? null : callerOf(row);
+        if (caller !== null) onUse(caller);
+        resolve(caller);
       }
     } catch (error) {
       for (const { reject } of batch) reject(error);

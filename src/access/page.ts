@@ -70,3 +70,20 @@ export function checkId(id: string): string {
   const message = 'The `id` must be a valid UUID.';
   throw refuseFields([{ path: 'id', message }], 'invalid_parameter');
 }
+
+/** A page of a short list that is all in memory, in its own order. Throws a Refusal for a bad limit or cursor. */
+export function pageOf<T extends { readonly id: string }>(
+  items: readonly T[],
+  request: PageRequest,
+): { items: readonly T[]; hasMore: boolean } {
+  const cursor = checkPage(request);
+  const at = cursor.after ?? cursor.before;
+  const position = items.findIndex(({ id }) => id === at?.toLowerCase());
+  if (at !== null && position === -1) refuseCursor(cursor);
+  if (cursor.before !== null) {
+    const start = Math.max(0, position - cursor.limit);
+    return { items: items.slice(start, position), hasMore: start > 0 };
+  }
+  const end = position + 1 + cursor.limit;
+  return { items: items.slice(position + 1, end), hasMore: end < items.length };
+}
