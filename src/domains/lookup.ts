@@ -4,13 +4,17 @@ import { createPrivateKey } from 'node:crypto';
 import type { Pool } from 'pg';
 import type { DkimKey } from '../mail/dkim.ts';
 import { unseal } from '../store/seal.ts';
+import type { DomainStatus, TlsMode } from '../store/sending-domain.ts';
 import { sealContext } from './create.ts';
 
 export interface SendingDomainFacts {
   readonly id: string;
   readonly name: string;
-  readonly status: string;
+  readonly status: DomainStatus;
   readonly sending: boolean;
+  /** Sending is on, and what it needs in the DNS is verified, or was less than 72 h ago. */
+  readonly canSend: boolean;
+  readonly tls: TlsMode;
 }
 
 export interface Signer {
@@ -19,10 +23,14 @@ export interface Signer {
   readonly returnPathLabel: string;
   /** RSA first. */
   readonly keys: readonly DkimKey[];
+  /** Not a second older than the question. */
+  readonly canSend: boolean;
+  readonly tls: TlsMode;
 }
 
-/** How long a domain that was just verified or deleted may still be seen as it was. */
+/** How long a domain that was just verified, changed or deleted may still be seen as it was. */
 const DOMAIN_CACHE_MS = 1_000;
+/** Names, labels and keys of a domain do not change. */
 const KEY_CACHE_MS = 60_000;
 const ENTRIES_MAX = 10_000;
 
@@ -50,21 +58,36 @@ function remember<T>(
 export interface DomainLookup {
   /** The tenant's domain of this name (A-labels, lower case), or null. */
   sendingDomain(tenantId: string, name: string): Promise<SendingDomainFacts | null>;
+  /** The same by id. */
+  domainState(tenantId: string, domainId: string): Promise<SendingDomainFacts | null>;
   /** Who signs for a domain, or null when the domain is gone. */
   signer(tenantId: string, domainId: string): Promise<Signer | null>;
+  /** The same for the tenant's domain of this name (A-labels, lower case). */
+  signerByName(tenantId: string, name: string): Promise<Signer | null>;
 }
+
+const FACTS =
+  'select id, name, status, sending, sending and sending_verified as "canSend", tls from sending_domain';
 
 export function createDomainLookup(pool: Pool, sealingKey: Buffer): DomainLookup {
   const domains = remember(DOMAIN_CACHE_MS, async (key) => {
     const [tenantId, name] = key.split(' ') as [string, string];
     const { rows } = await pool.query<SendingDomainFacts>({
       name: 'sending-domain',
-      text: 'select id, name, status, sending from sending_domain where tenant_id = $1 and name = $2',
+      text: `${FACTS} where tenant_id = $1 and name = $2`,
       values: [tenantId, name],
     });
     return rows[0] ?? null;
   });
-  const signers = remember(KEY_CACHE_MS, async (key): Promise<Signer | null> => {
+  const states = remember(DOMAIN_CACHE_MS, async (key) => {
+    const { rows } = await pool.query<SendingDomainFacts>({
+      name: 'sending-domain-state',
+      text: `${FACTS} where tenant_id = $1 and id = $2`,
+      values: key.split(' '),
+    });
+    return rows[0] ?? null;
+  });
+  const signers = remember(KEY_CACHE_MS, async (key) => {
     const [tenantId, domainId] = key.split(' ') as [string, string];
     const { rows } = await pool.query<{
       name: string;
@@ -93,8 +116,19 @@ export function createDomainLookup(pool: Pool, sealingKey: Buffer): DomainLookup
     }));
     return { domain: first.name, returnPathLabel: first.return_path_label, keys };
   });
+  const findSigner: DomainLookup['signer'] = async (tenantId, domainId) => {
+    const key = `${tenantId} ${domainId}`;
+    const [state, signer] = await Promise.all([states.get(key), signers.get(key)]);
+    if (state === null || signer === null) return null;
+    return { ...signer, canSend: state.canSend, tls: state.tls };
+  };
   return {
     sendingDomain: (tenantId, name) => domains.get(`${tenantId} ${name}`),
-    signer: (tenantId, domainId) => signers.get(`${tenantId} ${domainId}`),
+    domainState: (tenantId, domainId) => states.get(`${tenantId} ${domainId}`),
+    signer: findSigner,
+    async signerByName(tenantId, name) {
+      const domain = await domains.get(`${tenantId} ${name}`);
+      return domain === null ? null : findSigner(tenantId, domain.id);
+    },
   };
 }

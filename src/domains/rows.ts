@@ -1,0 +1,175 @@
+// Reads and writes the rows of domains, and decides under a lock whose a name is.
+import type { Pool, PoolClient } from 'pg';
+import type { DomainStatus, RecordChecks, TlsMode } from '../store/sending-domain.ts';
+import type { DomainSettings, PublicKey } from './records.ts';
+import type { Standing } from './status.ts';
+
+export type Queryable = Pool | PoolClient;
+
+export interface DomainRow extends DomainSettings {
+  readonly tenantId: string;
+  readonly id: string;
+  readonly status: DomainStatus;
+  readonly region: string;
+  readonly tls: TlsMode;
+  readonly recordChecks: RecordChecks;
+  readonly verifyingSince: Date | null;
+  readonly checkCount: number;
+  /** When the look began that is known here. */
+  readonly checkedAt: Date | null;
+  readonly createdAt: Date;
+  readonly keys: readonly PublicKey[];
+}
+
+/** The pool reads times as text (MikroORM sees to that), so they travel as milliseconds. */
+export const msOf = (column: string): string =>
+  `(extract(epoch from ${column}) * 1000)::bigint::text`;
+export const toDate = (ms: string | null): Date | null =>
+  ms === null ? null : new Date(Number(ms));
+
+type RawRow = Omit<DomainRow, 'verifyingSince' | 'checkedAt' | 'createdAt'> & {
+  readonly verifyingMs: string | null;
+  readonly checkedMs: string | null;
+  readonly createdMs: string;
+};
+
+const toRow = ({ verifyingMs, checkedMs, createdMs, ...row }: RawRow): DomainRow => ({
+  ...row,
+  verifyingSince: toDate(verifyingMs),
+  checkedAt: toDate(checkedMs),
+  createdAt: new Date(Number(createdMs)),
+});
+
+const COLUMNS = `d.tenant_id as "tenantId", d.id, d.name, d.status, d.region, d.tls, d.sending, d.receiving,
+  d.return_path_label as "returnPathLabel", d.tracking_subdomain as "trackingSubdomain",
+  d.open_tracking as "openTracking", d.click_tracking as "clickTracking",
+  d.record_checks as "recordChecks", d.check_count as "checkCount",
+  ${msOf('d.verifying_since')} as "verifyingMs", ${msOf('d.checked_at')} as "checkedMs",
+  ${msOf('d.created_at')} as "createdMs",
+  (select coalesce(jsonb_agg(jsonb_build_object('selector', k.selector, 'algorithm', k.algorithm,
+      'record', k.public_record) order by k.algorithm desc), '[]')
+    from dkim_key k where k.tenant_id = d.tenant_id and k.domain_id = d.id) as keys`;
+
+/** The tenant's domain, or null: missing and foreign are the same. `lock` keeps others from changing it. */
+export async function readDomain(
+  db: Queryable,
+  tenantId: string,
+  id: string,
+  lock: 'lock' | null = null,
+): Promise<DomainRow | null> {
+  const { rows } = await db.query<RawRow>(
+    `select ${COLUMNS} from sending_domain d where d.tenant_id = $1 and d.id = $2
+     ${lock === null ? '' : 'for update of d'}`,
+    [tenantId, id],
+  );
+  return rows[0] === undefined ? null : toRow(rows[0]);
+}
+
+/** One more than `limit` where there are more, beginning at the cursor. */
+export async function readPage(
+  db: Queryable,
+  tenantId: string,
+  cursor: { readonly limit: number; readonly after: string | null; readonly before: string | null },
+): Promise<readonly DomainRow[]> {
+  const { rows } = await db.query<RawRow>(
+    `select ${COLUMNS} from sending_domain d
+     where d.tenant_id = $1 and ($2::uuid is null or d.id < $2) and ($3::uuid is null or d.id > $3)
+     order by d.id ${cursor.before === null ? 'desc' : 'asc'} limit $4`,
+    [tenantId, cursor.after, cursor.before, cursor.limit + 1],
+  );
+  return rows.map(toRow);
+}
+
+/** What one check, or a change of the settings, made of a domain. */
+export interface Outcome extends Standing {
+  readonly recordChecks: RecordChecks;
+  readonly verifyingSince: Date | null;
+  readonly checkCount: number;
+  readonly checkedAt: Date | null;
+  readonly nextCheckAt: Date | null;
+}
+
+export async function writeOutcome(
+  client: PoolClient,
+  domain: Pick<DomainRow, 'tenantId' | 'id'>,
+  outcome: Outcome,
+): Promise<void> {
+  await client.query(
+    `update sending_domain set status = $3, sending_verified = $4, receiving_verified = $5,
+       record_checks = $6, verifying_since = $7, check_count = $8,
+       checked_at = coalesce($9, checked_at), next_check_at = $10
+     where tenant_id = $1 and id = $2`,
+    [
+      domain.tenantId,
+      domain.id,
+      outcome.status,
+      outcome.sendingVerified,
+      outcome.receivingVerified,
+      JSON.stringify(outcome.recordChecks),
+      outcome.verifyingSince,
+      outcome.checkCount,
+      outcome.checkedAt,
+      outcome.nextCheckAt,
+    ],
+  );
+}
+
+/** Any constant that no other advisory lock of two keys has. */
+const NAME_LOCK = 724_517;
+
+/** Until the transaction ends, nobody else decides whose this name is. Take it before any row lock. */
+export async function lockName(client: PoolClient, name: string): Promise<void> {
+  await client.query('select pg_advisory_xact_lock($1, hashtext($2))', [NAME_LOCK, name]);
+}
+
+/** The statuses in which a tenant holds a name; the same as `holdsName` of status.ts. */
+const HOLDING = ['verified', 'partially_verified', 'partially_failed'] as const;
+
+/** Another tenant holds the name: something of it is verified there, or it was given to them by a claim. */
+export async function isTaken(db: Queryable, tenantId: string, name: string): Promise<boolean> {
+  const { rows } = await db.query(
+    `select 1 from sending_domain where name = $2 and tenant_id <> $1 and status = any ($3)
+     union all
+     select 1 from domain_claim where name = $2 and tenant_id <> $1 and status = 'completed'
+     limit 1`,
+    [tenantId, name, HOLDING],
+  );
+  return rows.length > 0;
+}
+
+/** Who holds the name beside this tenant. */
+export async function holdersOf(
+  db: Queryable,
+  tenantId: string,
+  name: string,
+): Promise<readonly { readonly tenantId: string; readonly id: string }[]> {
+  const { rows } = await db.query<{ tenantId: string; id: string }>(
+    `select d.tenant_id as "tenantId", d.id from sending_domain d
+     where d.name = $2 and d.tenant_id <> $1 and (d.status = any ($3) or exists (
+       select 1 from domain_claim c
+       where c.tenant_id = d.tenant_id and c.domain_id = d.id and c.status = 'completed'))`,
+    [tenantId, name, HOLDING],
+  );
+  return rows;
+}
+
+/**
+ * Takes what is due for a check, at most `max`, and puts it off by `leaseMs`: whoever comes next in that time, here or
+ * in another process, leaves it alone.
+ */
+export async function takeDue(
+  db: Queryable,
+  d: { readonly now: Date; readonly max: number; readonly leaseMs: number },
+): Promise<readonly { readonly tenantId: string; readonly id: string }[]> {
+  const { rows } = await db.query<{ tenantId: string; id: string }>(
+    `update sending_domain d set next_check_at = $1::timestamptz + $3 * interval '1 millisecond'
+     from (
+       select tenant_id, id from sending_domain where next_check_at <= $1
+       order by next_check_at limit $2 for update skip locked
+     ) due
+     where d.tenant_id = due.tenant_id and d.id = due.id
+     returning d.tenant_id as "tenantId", d.id`,
+    [d.now, d.max, d.leaseMs],
+  );
+  return rows;
+}
