@@ -1,7 +1,8 @@
 // Claims due deliveries for one worker run: fair over tenants, in batches, each row locked past others'
 // locks. In the same statement the attempt is stored and the email becomes `sent`, so whatever happens
 // after the claim, the database already knows that an attempt began and by whom.
-import type { Queryable } from './enqueue.ts';
+import type { Store } from '../store/orm.ts';
+import { withholdSuppressed } from './withhold.ts';
 
 export interface ClaimedDelivery {
   readonly tenantId: string;
@@ -89,10 +90,11 @@ const CLAIM = `
 
 /**
  * Claims at most `max` due deliveries for the worker run `epoch`, at most `perTenant` of one tenant,
- * none of the lanes in `exceptLanes`. An empty list: nothing is due.
+ * none of the lanes in `exceptLanes`. An empty list: nothing is due. What was claimed for an address that is
+ * suppressed by now ends here and is not in the list.
  */
 export async function claim(
-  db: Queryable,
+  store: Store,
   options: {
     readonly epoch: string;
     readonly max: number;
@@ -100,12 +102,12 @@ export async function claim(
     readonly exceptLanes: readonly string[];
   },
 ): Promise<readonly ClaimedDelivery[]> {
-  const { rows } = await db.query<ClaimRow>({
+  const { rows } = await store.pool.query<ClaimRow>({
     name: 'claim',
     text: CLAIM,
     values: [options.perTenant, options.max, options.epoch, options.exceptLanes],
   });
-  return rows.map((row) => ({
+  const claimed = rows.map((row) => ({
     tenantId: row.tenant_id,
     emailId: row.email_id,
     position: row.position,
@@ -122,4 +124,5 @@ export async function claim(
     signingDomainId: row.signing_domain_id,
     fromDomain: row.from_domain,
   }));
+  return withholdSuppressed(store, options.epoch, claimed);
 }

@@ -2,7 +2,9 @@
 // timeline, all emails of a call in one statement and so in one transaction. After it committed the
 // emails are ours to deliver. It does not validate: sending/accept.ts did.
 import type { Pool, PoolClient } from 'pg';
+import type { DeliveryState } from '../store/delivery.ts';
 import type { EmailEvent, Tag } from '../store/email.ts';
+import { newId } from '../store/id.ts';
 
 /** A pool, or a client inside a transaction. */
 export type Queryable = Pool | PoolClient;
@@ -81,18 +83,90 @@ class Parameters {
     this.values.push(...values);
     return `(${values.map((_, index) => `$${first + index}`).join(', ')})`;
   }
+
+  one(value: unknown): string {
+    this.values.push(value);
+    return `$${this.values.length}`;
+  }
+
+  /** An array, for unnest: one parameter, however many rows. */
+  column(values: readonly unknown[], type: string): string {
+    return `${this.one(values)}::${type}[]`;
+  }
 }
 
 const json = (value: unknown): string | null => (value === null ? null : JSON.stringify(value));
 
+/** What is said of a recipient that is not sent to. */
+export const SUPPRESSED = {
+  cause: 'suppressed',
+  reply: 'The address is on the suppression list, so nothing is sent to it.',
+} as const;
+
+/** Nothing but a message for now: needs no columns and rows beyond those that every email has. */
+const isPlain = (email: NewEmail): boolean =>
+  email.scheduledAt === null &&
+  email.topicId === null &&
+  email.templateId === null &&
+  email.attachments.length === 0 &&
+  !email.deliveries.some(({ isSuppressed }) => isSuppressed === true);
+
+const isFetchedFirst = ({ attachments }: NewEmail): boolean =>
+  attachments.some(
+    ({ url, blobKey, rawOffset }) => url !== null && blobKey === null && rawOffset === null,
+  );
+const suppressedOf = ({ deliveries }: NewEmail): readonly string[] =>
+  deliveries.filter(({ isSuppressed }) => isSuppressed === true).map(({ recipient }) => recipient);
+const isAllSuppressed = (email: NewEmail): boolean =>
+  suppressedOf(email).length === email.deliveries.length;
+
+function stateOf(email: NewEmail, delivery: NewDelivery): DeliveryState {
+  if (delivery.isSuppressed === true) return 'suppressed';
+  if (email.scheduledAt !== null) return 'scheduled';
+  return isFetchedFirst(email) ? 'preparing' : 'ready';
+}
+
+/** `scheduled` and `suppressed` follow from the email itself, so that row and deliveries agree. */
+function eventOf(email: NewEmail): EmailEvent {
+  if (isAllSuppressed(email)) return 'suppressed';
+  return email.scheduledAt === null ? email.lastEvent : 'scheduled';
+}
+
 /**
- * Stores the emails and their deliveries, ready to be claimed at once. One statement: all of them or
- * none. Throws what Postgres says; a key that exists already is a bug of the caller.
+ * Stores the emails and their deliveries: to be claimed at once, or waiting for their time, for their
+ * attachments, or for nothing where the address is suppressed. One statement: all of them or none.
+ * Throws what Postgres says; a key that exists already is a bug of the caller.
  */
 export async function enqueue(db: Queryable, emails: readonly NewEmail[]): Promise<void> {
   if (emails.length === 0) return;
   const parameters = new Parameters();
-  const emailRows = emails.map((email) =>
+  const arePlain = emails.every(isPlain);
+  const parts = [
+    insertEmails(parameters, emails, arePlain),
+    insertContents(parameters, emails),
+    insertTimeline(parameters, emails),
+    ...insertSearch(parameters, emails),
+    ...(arePlain ? [] : insertAttachments(parameters, emails)),
+  ];
+  const text = `with ${parts.map((part, index) => `part${index} as (${part})`).join(', ')}
+    ${insertDeliveries(parameters, emails, arePlain)}`;
+  // A prepared statement for each number of emails that group commits make again and again.
+  const isSearched = emails.every(({ searchTerms }) => searchTerms.length > 0);
+  const isUsual =
+    arePlain && (isSearched || emails.every((email) => email.searchTerms.length === 0));
+  const name =
+    isUsual && emails.length <= 8
+      ? { name: `enqueue-${emails.length}${isSearched ? '-searched' : ''}` }
+      : {};
+  await db.query({ ...name, text, values: parameters.values });
+}
+
+function insertEmails(
+  parameters: Parameters,
+  emails: readonly NewEmail[],
+  arePlain: boolean,
+): string {
+  const rows = emails.map((email) =>
     parameters.tuple([
       email.tenantId,
       email.id,
@@ -106,11 +180,32 @@ export async function enqueue(db: Queryable, emails: readonly NewEmail[]): Promi
       json(email.replyToGiven),
       email.subject,
       json(email.tags),
-      email.lastEvent,
+      eventOf(email),
       email.deliveries.length,
+      ...(arePlain
+        ? []
+        : [
+            email.scheduledAt,
+            email.topicId,
+            email.templateId,
+            email.attachments.length,
+            isAllSuppressed(email)
+              ? json({ code: SUPPRESSED.cause, message: SUPPRESSED.reply })
+              : null,
+          ]),
     ]),
   );
-  const contentRows = emails.map((email) =>
+  const more = arePlain
+    ? ''
+    : ', scheduled_at, topic_id, template_id, attachment_count, provider_last_error';
+  return `
+    insert into email (tenant_id, id, created_at, message_id, from_given, from_domain, to_given,
+      cc_given, bcc_given, reply_to_given, subject, tags, last_event, recipient_count${more})
+    values ${rows.join(', ')}`;
+}
+
+function insertContents(parameters: Parameters, emails: readonly NewEmail[]): string {
+  const rows = emails.map((email) =>
     parameters.tuple([
       email.tenantId,
       email.id,
@@ -125,69 +220,132 @@ export async function enqueue(db: Queryable, emails: readonly NewEmail[]): Promi
       email.signingDomainId,
     ]),
   );
-  const timelineRows = emails.map((email) =>
-    parameters.tuple([
-      email.tenantId,
-      email.id,
-      email.timelineId,
-      email.createdAt,
-      'accepted',
-      json(email.accepted),
-    ]),
+  return `
+    insert into email_content (tenant_id, email_id, html, text, headers, raw, raw_size_bytes,
+      blob_key, needs_smtp_utf8, signing_tenant_id, signing_domain_id)
+    values ${rows.join(', ')}`;
+}
+
+function insertTimeline(parameters: Parameters, emails: readonly NewEmail[]): string {
+  const rows = emails.flatMap((email) => {
+    const { tenantId, id, timelineId, createdAt } = email;
+    const suppressed = suppressedOf(email);
+    return [
+      parameters.tuple([tenantId, id, timelineId, createdAt, 'accepted', json(email.accepted)]),
+      ...(suppressed.length === 0
+        ? []
+        : [
+            parameters.tuple([
+              tenantId,
+              id,
+              newId(),
+              createdAt,
+              'suppressed',
+              json({ recipients: suppressed }),
+            ]),
+          ]),
+    ];
+  });
+  return `
+    insert into timeline (tenant_id, email_id, id, at, kind, detail) values ${rows.join(', ')}`;
+}
+
+function insertSearch(parameters: Parameters, emails: readonly NewEmail[]): string[] {
+  const rows = emails
+    .filter(({ searchTerms }) => searchTerms.length > 0)
+    .map(({ tenantId, id, searchTerms }) => {
+      const key = [parameters.one(tenantId), parameters.one(id)];
+      return `(${key[0]}::uuid, ${key[1]}::uuid, array_to_tsvector(${parameters.one(searchTerms)}::text[]))`;
+    });
+  if (rows.length === 0) return [];
+  return [`insert into email_search (tenant_id, email_id, terms) values ${rows.join(', ')}`];
+}
+
+function insertAttachments(parameters: Parameters, emails: readonly NewEmail[]): string[] {
+  const files = emails.flatMap((email) =>
+    email.attachments.map((file, position) => ({ email, file, position })),
   );
-  // Deliveries come as arrays: their number varies, and the database's clock sets their times.
+  if (files.length === 0) return [];
+  const of = (type: string, pick: (row: (typeof files)[number]) => unknown): string =>
+    parameters.column(files.map(pick), type);
+  const attachments = `
+    insert into attachment (tenant_id, email_id, id, position, filename, content_type, content_id,
+      disposition, size_bytes, url, blob_key, raw_offset, raw_length)
+    select * from unnest(${[
+      of('uuid', ({ email }) => email.tenantId),
+      of('uuid', ({ email }) => email.id),
+      of('uuid', ({ file }) => file.id),
+      of('smallint', ({ position }) => position),
+      of('text', ({ file }) => file.filename),
+      of('text', ({ file }) => file.contentType),
+      of('text', ({ file }) => file.contentId),
+      of('text', ({ file }) => file.disposition),
+      of('integer', ({ file }) => file.sizeBytes),
+      of('text', ({ file }) => file.url),
+      of('text', ({ file }) => file.blobKey),
+      of('integer', ({ file }) => file.rawOffset),
+      of('integer', ({ file }) => file.rawLength),
+    ].join(', ')})`;
+  // Nobody left to send to: nothing to fetch.
+  const fetched = emails.filter((email) => isFetchedFirst(email) && !isAllSuppressed(email));
+  if (fetched.length === 0) return [attachments];
+  const fetches = `
+    insert into attachment_fetch (tenant_id, email_id, due_at)
+    select tenant_id, email_id, coalesce(scheduled_at, now()) from unnest(${[
+      parameters.column(
+        fetched.map(({ tenantId }) => tenantId),
+        'uuid',
+      ),
+      parameters.column(
+        fetched.map(({ id }) => id),
+        'uuid',
+      ),
+      parameters.column(
+        fetched.map(({ scheduledAt }) => scheduledAt),
+        'timestamptz',
+      ),
+    ].join(', ')}) as f (tenant_id, email_id, scheduled_at)`;
+  return [attachments, fetches];
+}
+
+/** As arrays: their number varies, and the database's clock sets their times. */
+function insertDeliveries(
+  parameters: Parameters,
+  emails: readonly NewEmail[],
+  arePlain: boolean,
+): string {
   const deliveries = emails.flatMap((email) =>
     email.deliveries.map((delivery, position) => ({ email, delivery, position })),
   );
-  const column = (values: readonly unknown[], type: string): string => {
-    parameters.values.push(values);
-    return `$${parameters.values.length}::${type}[]`;
-  };
-  const deliveryColumns = [
-    column(
-      deliveries.map(({ email }) => email.tenantId),
-      'uuid',
-    ),
-    column(
-      deliveries.map(({ email }) => email.id),
-      'uuid',
-    ),
-    column(
-      deliveries.map(({ position }) => position),
-      'smallint',
-    ),
-    column(
-      deliveries.map(({ delivery }) => delivery.recipient),
-      'text',
-    ),
-    column(
-      deliveries.map(({ delivery }) => delivery.lane),
-      'text',
-    ),
-    column(
-      deliveries.map(({ email }) => email.lifetimeMs),
-      'bigint',
-    ),
+  const of = (type: string, pick: (row: (typeof deliveries)[number]) => unknown): string =>
+    parameters.column(deliveries.map(pick), type);
+  const columns = [
+    of('uuid', ({ email }) => email.tenantId),
+    of('uuid', ({ email }) => email.id),
+    of('smallint', ({ position }) => position),
+    of('text', ({ delivery }) => delivery.recipient),
+    of('text', ({ delivery }) => delivery.lane),
+    of('bigint', ({ email }) => email.lifetimeMs),
   ];
-  const text = `
-    with new_email as (
-      insert into email (tenant_id, id, created_at, message_id, from_given, from_domain, to_given,
-        cc_given, bcc_given, reply_to_given, subject, tags, last_event, recipient_count)
-      values ${emailRows.join(', ')}
-    ), new_content as (
-      insert into email_content (tenant_id, email_id, html, text, headers, raw, raw_size_bytes,
-        blob_key, needs_smtp_utf8, signing_tenant_id, signing_domain_id)
-      values ${contentRows.join(', ')}
-    ), new_timeline as (
-      insert into timeline (tenant_id, email_id, id, at, kind, detail)
-      values ${timelineRows.join(', ')}
-    )
+  if (arePlain) {
+    return `
     insert into delivery (tenant_id, email_id, position, recipient, lane, state, due_at, expires_at)
     select tenant_id, email_id, position, recipient, lane, 'ready', now(),
       now() + lifetime_ms * interval '1 millisecond'
-    from unnest(${deliveryColumns.join(', ')})
+    from unnest(${columns.join(', ')})
       as d (tenant_id, email_id, position, recipient, lane, lifetime_ms)`;
-  // A prepared statement for each number of emails that group commits make again and again.
-  const name = emails.length <= 8 ? { name: `enqueue-${emails.length}` } : {};
-  await db.query({ ...name, text, values: parameters.values });
+  }
+  columns.push(
+    of('text', ({ email, delivery }) => stateOf(email, delivery)),
+    of('timestamptz', ({ email }) => email.scheduledAt),
+  );
+  return `
+    insert into delivery (tenant_id, email_id, position, recipient, lane, state, due_at, expires_at,
+      last_cause, last_reply)
+    select tenant_id, email_id, position, recipient, lane, state, coalesce(scheduled_at, now()),
+      coalesce(scheduled_at, now()) + lifetime_ms * interval '1 millisecond',
+      case when state = 'suppressed' then ${parameters.one(SUPPRESSED.cause)} end,
+      case when state = 'suppressed' then ${parameters.one(SUPPRESSED.reply)} end
+    from unnest(${columns.join(', ')})
+      as d (tenant_id, email_id, position, recipient, lane, lifetime_ms, state, scheduled_at)`;
 }

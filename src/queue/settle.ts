@@ -3,8 +3,11 @@
 // somebody else has decided since (fencing). Deliveries, attempts and the emails' shown state change
 // in one transaction. The database's clock decides what has expired.
 import type { PoolClient } from 'pg';
-import { isTriedAgain, UNKNOWNS_MAX } from '../store/delivery.ts';
+import { sandboxFate } from '../mail/sandbox.ts';
+import { isTriedAgain, SANDBOX_LANE, SINK_LANE, UNKNOWNS_MAX } from '../store/delivery.ts';
 import type { Store } from '../store/orm.ts';
+import { suppress } from '../suppressions/suppressions.ts';
+import { recordComplaint } from './complaint.ts';
 
 export type Verdict = 'delivered' | 'deferred' | 'bounced' | 'failed' | 'unknown';
 
@@ -94,7 +97,8 @@ const SETTLE = `
     from result r
     where d.tenant_id = r.tenant_id and d.email_id = r.email_id and d.position = r.position
       and d.state = 'in_flight' and d.lease_epoch = r.epoch and d.attempts = r.number
-    returning d.tenant_id, d.email_id, d.position, d.lane, d.state, d.due_at, d.unknowns
+    returning d.tenant_id, d.email_id, d.position, d.recipient, d.lane, d.state, d.due_at,
+      d.unknowns, r.cause
   ), finished as (
     update attempt a
     set finished_at = now(), outcome = r.verdict, cause = r.cause, stage = r.stage, host = r.host,
@@ -105,7 +109,9 @@ const SETTLE = `
     where a.tenant_id = r.tenant_id and a.email_id = r.email_id and a.position = r.position
       and a.number = r.number
   )
-  select lane, state, unknowns, (extract(epoch from due_at) * 1000)::bigint::text as due_ms from settled`;
+  select tenant_id, email_id, recipient, cause, lane, state, unknowns,
+    (extract(epoch from due_at) * 1000)::bigint::text as due_ms
+  from settled`;
 
 // Settlements of several recipients of one email meet here; the order of the locks is fixed.
 const LOCK_EMAILS = `
@@ -113,7 +119,8 @@ const LOCK_EMAILS = `
     on e.tenant_id = k.tenant_id and e.id = k.id
   order by e.tenant_id, e.id for no key update of e`;
 
-// contract/decisions.md: the worst recipient still undecided, else the worst final one.
+// The worst recipient still undecided, else the worst final one: failed, bounced, suppressed, unknown
+// for good, delivered. So one suppressed recipient shows although the others have it, as a bounced one does.
 const SHOW = `
   update email e
   set last_event = case
@@ -121,8 +128,10 @@ const SHOW = `
         when x.delayed then 'delivery_delayed'
         when x.moving and not x.begun then 'queued'
         when x.moving then 'sent'
+        when x.scheduled then 'scheduled'
         when x.failed then 'failed'
         when x.bounced then 'bounced'
+        when x.suppressed then 'suppressed'
         when x.unsure then 'sent'
         else 'delivered' end,
     provider_retry_count = x.retries,
@@ -134,10 +143,12 @@ const SHOW = `
     select d.tenant_id, d.email_id,
       bool_or(d.state = 'deferred' or (d.state = 'unknown' and d.unknowns < ${UNKNOWNS_MAX})
         or (d.state in ('ready', 'in_flight') and d.last_cause is not null)) as delayed,
-      bool_or(d.state in ('ready', 'in_flight')) as moving,
+      bool_or(d.state in ('preparing', 'ready', 'in_flight')) as moving,
+      bool_or(d.state = 'scheduled') as scheduled,
       bool_or(d.attempts > 0) as begun,
       bool_or(d.state = 'failed') as failed,
       bool_or(d.state = 'bounced') as bounced,
+      bool_or(d.state = 'suppressed') as suppressed,
       bool_or(d.state = 'unknown') as unsure,
       bool_or(d.state = 'failed' or (d.state = 'bounced' and d.last_cause = 'expired')
         or (d.state = 'unknown' and d.unknowns >= ${UNKNOWNS_MAX})) as dead,
@@ -145,7 +156,8 @@ const SHOW = `
       min(d.due_at) filter (where d.state = 'deferred'
         or (d.state = 'unknown' and d.unknowns < ${UNKNOWNS_MAX})) as next_at,
       (array_agg(jsonb_build_object('code', d.last_cause, 'message', coalesce(d.last_reply, ''))
-        order by d.position) filter (where d.last_cause is not null))[1] as error
+        order by d.state = 'suppressed', d.position)
+        filter (where d.last_cause is not null))[1] as error
     from unnest($1::uuid[], $2::uuid[]) as k (tenant_id, id)
     join delivery d on d.tenant_id = k.tenant_id and d.email_id = k.id
     group by d.tenant_id, d.email_id
@@ -193,12 +205,7 @@ async function settleApart(
 
 async function settleIn(client: PoolClient, results: readonly Settlement[]): Promise<Settled> {
   const of = <T>(pick: (result: Settlement) => T): T[] => results.map(pick);
-  const { rows } = await client.query<{
-    lane: string;
-    state: string;
-    unknowns: number;
-    due_ms: string;
-  }>({
+  const { rows } = await client.query<SettledRow>({
     name: 'settle',
     text: SETTLE,
     values: [
@@ -221,6 +228,7 @@ async function settleIn(client: PoolClient, results: readonly Settlement[]): Pro
     ],
   });
   await showEmails(client, results);
+  await followUp(client, rows);
   return {
     count: rows.length,
     fenced: results.length - rows.length,
@@ -228,6 +236,47 @@ async function settleIn(client: PoolClient, results: readonly Settlement[]): Pro
       .filter(isTriedAgain)
       .map(({ lane, due_ms }) => ({ lane, dueAt: new Date(Number(due_ms)) })),
   };
+}
+
+interface SettledRow {
+  readonly tenant_id: string;
+  readonly email_id: string;
+  readonly recipient: string;
+  readonly cause: string | null;
+  readonly lane: string;
+  readonly state: string;
+  readonly unknowns: number;
+  readonly due_ms: string;
+}
+
+/**
+ * A mailbox that does not exist is not written to again. What the sink and the sandbox refuse suppresses nobody: their
+ * addresses are there to be tried again and again.
+ */
+async function followUp(client: PoolClient, rows: readonly SettledRow[]): Promise<void> {
+  const dead = rows.filter(
+    ({ state, cause, lane }) =>
+      state === 'bounced' && cause === 'no_mailbox' && lane !== SINK_LANE && lane !== SANDBOX_LANE,
+  );
+  await suppress(
+    client,
+    dead.map(({ tenant_id: tenantId, email_id: sourceId, recipient: address }) => ({
+      tenantId,
+      sourceId,
+      address,
+      origin: 'bounce',
+    })),
+  );
+  for (const { tenant_id: tenantId, email_id: emailId, recipient, state, lane } of rows) {
+    if (lane !== SANDBOX_LANE || state !== 'delivered') continue;
+    if (sandboxFate(recipient) !== 'complained') continue;
+    await recordComplaint(client, {
+      tenantId,
+      emailId,
+      recipient,
+      detail: { source: 'sandbox', feedback_type: 'abuse' },
+    });
+  }
 }
 
 /** Recomputes what the emails show from all their deliveries. */

@@ -3,7 +3,7 @@ import { randomUUID } from 'node:crypto';
 import { ensureFirstTenant } from '../../src/access/first-tenant.ts';
 import { createLogger } from '../../src/log.ts';
 import { claim, type ClaimedDelivery } from '../../src/queue/claim.ts';
-import { enqueue, type NewEmail } from '../../src/queue/enqueue.ts';
+import { enqueue, type NewAttachment, type NewEmail } from '../../src/queue/enqueue.ts';
 import { beat } from '../../src/queue/lease.ts';
 import type { Evidence, Settlement, Verdict } from '../../src/queue/settle.ts';
 import { newId } from '../../src/store/id.ts';
@@ -51,7 +51,7 @@ export async function openQueue(): Promise<Bench> {
       return epoch;
     },
     claim: (epoch, max, { perTenant = 1_000, exceptLanes = [] } = {}) =>
-      claim(store.pool, { epoch, max, perTenant, exceptLanes }),
+      claim(store, { epoch, max, perTenant, exceptLanes }),
     async states() {
       const { rows } = await store.pool.query<{ state: string; count: string }>(
         'select state, count(*) from delivery group by state order by state',
@@ -101,6 +101,21 @@ export function newEmail(about: Partial<NewEmail> & { tenantId: string }): NewEm
     ...about,
   };
 }
+
+/** A file that lies nowhere yet. */
+export const file = (about: Partial<NewAttachment>): NewAttachment => ({
+  id: newId(),
+  filename: 'a.pdf',
+  contentType: 'application/octet-stream',
+  contentId: null,
+  disposition: 'attachment',
+  sizeBytes: null,
+  url: null,
+  blobKey: null,
+  rawOffset: null,
+  rawLength: null,
+  ...about,
+});
 
 export const recipients = (count: number): NewEmail['deliveries'] =>
   Array.from({ length: count }, (_, index) => ({

@@ -1,0 +1,95 @@
+// Deliveries that are not made because their address has been suppressed since the email was accepted: found
+// when a schedule wakes them, and once more right after they were claimed, which is the last moment before a worker
+// dials. So retries and what waited long behind other mail are covered as well.
+import { normalizedAddress } from '../mail/address.ts';
+import { newId } from '../store/id.ts';
+import type { Store } from '../store/orm.ts';
+import type { ClaimedDelivery } from './claim.ts';
+import { SUPPRESSED, type Queryable } from './enqueue.ts';
+import { showEmails } from './settle.ts';
+
+interface Addressed {
+  readonly tenantId: string;
+  /** Null: stands for no recipient. */
+  readonly recipient: string | null;
+}
+
+/** Which of the recipients their tenants do not send to by now. */
+export async function findSuppressedNow(
+  db: Queryable,
+  rows: readonly Addressed[],
+): Promise<(row: Addressed) => boolean> {
+  const key = (tenantId: string, address: string): string => `${tenantId} ${address}`;
+  // Here and not in SQL: what lower() does to letters beyond ASCII depends on the database's locale.
+  const addressOf = (row: Addressed): string => normalizedAddress(row.recipient ?? '');
+  const { rows: found } = await db.query<{ tenant_id: string; address: string }>({
+    name: 'suppressed-due',
+    text: `select s.tenant_id, s.address from suppression s
+      join unnest($1::uuid[], $2::text[]) as r (tenant_id, address)
+        on s.tenant_id = r.tenant_id and s.address = r.address`,
+    values: [rows.map(({ tenantId }) => tenantId), rows.map(addressOf)],
+  });
+  const suppressed = new Set(found.map((row) => key(row.tenant_id, row.address)));
+  if (suppressed.size === 0) return () => false;
+  return (row) => row.recipient !== null && suppressed.has(key(row.tenantId, addressOf(row)));
+}
+
+/**
+ * Ends those of the claimed deliveries whose address is suppressed by now: `suppressed`, as if they had not been
+ * claimed. The others, which are to be attempted. Safe to fail: what was claimed is given back by its run.
+ */
+export async function withholdSuppressed(
+  store: Store,
+  epoch: string,
+  claimed: readonly ClaimedDelivery[],
+): Promise<readonly ClaimedDelivery[]> {
+  if (claimed.length === 0) return claimed;
+  const isSuppressed = await findSuppressedNow(store.pool, claimed);
+  const withheld = claimed.filter(isSuppressed);
+  if (withheld.length === 0) return claimed;
+  await store.transact(async (client) => {
+    const { rows } = await client.query<{ tenant_id: string; email_id: string; recipient: string }>(
+      {
+        name: 'withhold',
+        text: `with withheld as (
+          update delivery d
+          set state = 'suppressed', lease_epoch = null, attempts = d.attempts - 1,
+            last_cause = $6, last_reply = $7
+          from unnest($1::uuid[], $2::uuid[], $3::smallint[], $4::integer[])
+            as k (tenant_id, email_id, position, number)
+          where d.tenant_id = k.tenant_id and d.email_id = k.email_id and d.position = k.position
+            and d.state = 'in_flight' and d.lease_epoch = $5 and d.attempts = k.number
+          returning d.tenant_id, d.email_id, d.position, d.recipient, k.number
+        ), undone as (
+          delete from attempt a using withheld w
+          where a.tenant_id = w.tenant_id and a.email_id = w.email_id and a.position = w.position
+            and a.number = w.number
+        )
+        select tenant_id, email_id, recipient from withheld`,
+        values: [
+          withheld.map(({ tenantId }) => tenantId),
+          withheld.map(({ emailId }) => emailId),
+          withheld.map(({ position }) => position),
+          withheld.map(({ attempt }) => attempt),
+          epoch,
+          SUPPRESSED.cause,
+          SUPPRESSED.reply,
+        ],
+      },
+    );
+    await client.query({
+      text: `insert into timeline (tenant_id, email_id, id, at, kind, detail)
+        select tenant_id, email_id, id, now(), 'suppressed', detail
+        from unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::jsonb[])
+          as t (tenant_id, email_id, id, detail)`,
+      values: [
+        rows.map((row) => row.tenant_id),
+        rows.map((row) => row.email_id),
+        rows.map(() => newId()),
+        rows.map(({ recipient }) => JSON.stringify({ recipients: [recipient] })),
+      ],
+    });
+    await showEmails(client, withheld);
+  });
+  return claimed.filter((delivery) => !isSuppressed(delivery));
+}

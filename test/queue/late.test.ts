@@ -1,0 +1,283 @@
+// What came back by mail about deliveries in every state, on a real Postgres: what it changes, what it only tells, and
+// that it never interferes with a worker. And what is withheld at the last moment.
+import { suite } from 'uvu';
+import * as assert from 'uvu/assert';
+import type { Report } from '../../src/mail/report.ts';
+import { settleReport, type LateResult } from '../../src/queue/late.ts';
+import { settle } from '../../src/queue/settle.ts';
+import { findEmail } from '../../src/sending/read.ts';
+import { newId } from '../../src/store/id.ts';
+import {
+  expireSuppressions,
+  suppress,
+  suppressedAmong,
+} from '../../src/suppressions/suppressions.ts';
+import { readTrace } from '../../src/timeline/trace.ts';
+import { openQueue, recipients, result, type Bench } from '../support/queue.ts';
+
+const test = suite<{ q: Bench }>('late');
+test.before(async (context) => {
+  context.q = await openQueue();
+});
+test.after(({ q }) => q.stop());
+
+const report = (about: {
+  action?: 'failed' | 'delayed' | 'delivered';
+  address?: string | null;
+  status?: string | null;
+  diagnostic?: string | null;
+}): Report => ({
+  kind: 'dsn',
+  reporter: 'mx.recipient.test',
+  returnPaths: [],
+  recipients: [
+    {
+      address: 'b@recipient.test',
+      originalAddress: null,
+      action: 'failed',
+      status: '5.1.1',
+      diagnostic: '550 5.1.1 No such user',
+      ...about,
+    },
+  ],
+});
+const complaint: Report = {
+  kind: 'arf',
+  feedbackType: 'abuse',
+  reporter: 'SomeGenerator/1.0',
+  returnPaths: [],
+  recipients: [],
+};
+
+const come = (q: Bench, emailId: string, what: Report, position = 0): Promise<LateResult> =>
+  settleReport(q.store, { emailId, position }, { report: what, rules: [] });
+
+interface Seen {
+  readonly event: string | undefined;
+  readonly states: readonly string[];
+  readonly told: readonly string[];
+  readonly isSuppressed: boolean;
+}
+async function see(q: Bench, id: string): Promise<Seen> {
+  const trace = await readTrace(q.store, q.tenantId, id);
+  const address = trace!.recipients[0]!.recipient;
+  return {
+    event: (await findEmail(q.store, q.tenantId, id))?.lastEvent,
+    states: trace!.recipients.map(({ state }) => state),
+    told: trace!.events.flatMap(({ type, detail }) => ('source' in detail ? [type] : [])),
+    isSuppressed: (await suppressedAmong(q.store.pool, q.tenantId, [address])).size > 0,
+  };
+}
+
+/** An email in this state; nobody else's address. */
+async function emailIn(q: Bench, state: string): Promise<{ id: string; address: string }> {
+  const address = `r${newId()}@recipient.test`;
+  const [id] = await q.enqueue(1, {
+    deliveries: [{ recipient: address, lane: 'mx:recipient.test' }],
+  });
+  await q.store.pool.query('update delivery set state = $2, attempts = 1 where email_id = $1', [
+    id,
+    state,
+  ]);
+  const event = state === 'unknown' ? 'delivery_delayed' : state;
+  if (['delivered', 'bounced', 'unknown'].includes(state)) {
+    await q.store.pool.query('update email set last_event = $2 where id = $1', [id, event]);
+  }
+  return { id: id!, address };
+}
+
+const TABLE: readonly (readonly [
+  string,
+  'failed' | 'delayed' | 'delivered',
+  LateResult,
+  string,
+])[] = [
+  ['delivered', 'failed', 'settled', 'bounced'],
+  ['unknown', 'failed', 'settled', 'bounced'],
+  ['in_flight', 'failed', 'not_now', 'in_flight'],
+  ['deferred', 'failed', 'noted', 'deferred'],
+  ['ready', 'failed', 'noted', 'ready'],
+  ['bounced', 'failed', 'nothing', 'bounced'],
+  ['failed', 'failed', 'nothing', 'failed'],
+  ['suppressed', 'failed', 'nothing', 'suppressed'],
+  ['canceled', 'failed', 'nothing', 'canceled'],
+  ['delivered', 'delayed', 'noted', 'delivered'],
+  ['in_flight', 'delayed', 'noted', 'in_flight'],
+  ['unknown', 'delayed', 'noted', 'unknown'],
+  ['unknown', 'delivered', 'settled', 'delivered'],
+  ['delivered', 'delivered', 'nothing', 'delivered'],
+  ['deferred', 'delivered', 'nothing', 'deferred'],
+];
+for (const [state, action, expected, after] of TABLE) {
+  test(`${action} about ${state}: ${expected}`, async ({ q }) => {
+    const { id, address } = await emailIn(q, state);
+    assert.is(await come(q, id, report({ action, address })), expected);
+    const seen = await see(q, id);
+    assert.equal(seen.states, [after]);
+    assert.is(seen.told.length, expected === 'settled' || expected === 'noted' ? 1 : 0);
+    assert.is(seen.isSuppressed, expected === 'settled' && after === 'bounced');
+    if (expected === 'settled') assert.is(seen.event, after);
+  });
+}
+
+for (const [state, expected] of [
+  ['delivered', 'settled'],
+  ['bounced', 'settled'],
+  ['unknown', 'settled'],
+  ['deferred', 'settled'],
+  ['in_flight', 'not_now'],
+  ['suppressed', 'nothing'],
+  ['scheduled', 'nothing'],
+] as const) {
+  test(`a complaint about ${state}: ${expected}`, async ({ q }) => {
+    const { id } = await emailIn(q, state);
+    assert.is(await come(q, id, complaint), expected);
+    const seen = await see(q, id);
+    assert.equal(seen.states, [state === 'unknown' ? 'delivered' : state]);
+    assert.is(seen.isSuppressed, expected === 'settled');
+    assert.is(seen.event === 'complained', expected === 'settled');
+    if (expected === 'settled') assert.is(await come(q, id, complaint), 'nothing', 'told once');
+  });
+}
+
+test('reports of one bounce that come together settle it once', async ({ q }) => {
+  const { id, address } = await emailIn(q, 'delivered');
+  const results = await Promise.all(
+    Array.from({ length: 5 }, () => come(q, id, report({ address }))),
+  );
+  assert.equal(results.toSorted(), ['nothing', 'nothing', 'nothing', 'nothing', 'settled']);
+  assert.equal((await see(q, id)).told, ['bounced']);
+});
+
+test('complaints that come together are told once', async ({ q }) => {
+  const { id } = await emailIn(q, 'delivered');
+  const results = await Promise.all(Array.from({ length: 5 }, () => come(q, id, complaint)));
+  assert.is(results.filter((one) => one === 'settled').length, 1);
+  assert.equal((await see(q, id)).told, ['complained']);
+});
+
+test('a late bounce of one recipient shows, and a complaint stays over everything', async ({
+  q,
+}) => {
+  const [id] = await q.enqueue(1, { deliveries: recipients(3) });
+  const epoch = await q.run();
+  const claimed = (await q.claim(epoch, 100)).filter(({ emailId }) => emailId === id);
+  await settle(
+    q.store,
+    claimed.map((one) => result(one, epoch, { verdict: 'delivered' })),
+  );
+  assert.is((await see(q, id!)).event, 'delivered');
+  await come(q, id!, report({ address: 'r1@recipient.test' }), 1);
+  assert.equal(await see(q, id!).then(({ event, states }) => [event, ...states]), [
+    'bounced',
+    'delivered',
+    'bounced',
+    'delivered',
+  ]);
+  await come(q, id!, complaint, 0);
+  await come(q, id!, report({ address: 'r2@recipient.test' }), 2);
+  assert.is((await see(q, id!)).event, 'complained');
+});
+
+test('who has a return path cannot fill the timeline', async ({ q }) => {
+  const { id, address } = await emailIn(q, 'delivered');
+  for (let times = 0; times < 25; times++)
+    await come(q, id, report({ action: 'delayed', address }));
+  assert.is((await see(q, id)).told.length, 20);
+});
+
+test('an email or a recipient that is not there', async ({ q }) => {
+  const { id, address } = await emailIn(q, 'delivered');
+  assert.is(await come(q, newId(), report({ address })), 'nothing');
+  assert.is(await come(q, id, report({ address }), 1), 'nothing');
+});
+
+test('what a report says is stored whatever it says', async ({ q }) => {
+  const { id, address } = await emailIn(q, 'delivered');
+  const diagnostic = '550 5.1.1 \u{1F600} "quoted" \\u0000 \'';
+  await come(q, id, report({ address, diagnostic }));
+  const trace = await readTrace(q.store, q.tenantId, id);
+  assert.is(trace?.recipients[0]?.last_reply, diagnostic);
+});
+
+test('no mailbox: the sink suppresses nobody, hosts do', async ({ q }) => {
+  const [mx, sink] = [`mx${newId()}@recipient.test`, `sink${newId()}@recipient.test`];
+  await q.enqueue(1, {
+    deliveries: [
+      { recipient: mx, lane: 'mx:recipient.test' },
+      { recipient: sink, lane: 'sink' },
+    ],
+  });
+  const epoch = await q.run();
+  const claimed = await q.claim(epoch, 100);
+  const evidence = { cause: 'no_mailbox', stage: 'rcpt', code: 550, enhanced: '5.1.1' };
+  await settle(
+    q.store,
+    claimed.map((one) => result(one, epoch, { verdict: 'bounced', evidence })),
+  );
+  assert.equal(await suppressedAmong(q.store.pool, q.tenantId, [mx, sink]), new Set([mx]));
+});
+
+test('what was suppressed since it was accepted is not attempted', async ({ q }) => {
+  const [gone, ok] = [`Gone${newId()}@recipient.test`, `ok${newId()}@recipient.test`];
+  const [id] = await q.enqueue(1, {
+    deliveries: [
+      { recipient: gone, lane: 'mx:recipient.test' },
+      { recipient: ok, lane: 'mx:recipient.test' },
+    ],
+  });
+  const [alone] = await q.enqueue(1, {
+    deliveries: [{ recipient: gone, lane: 'mx:recipient.test' }],
+  });
+  await suppress(q.store.pool, [
+    { tenantId: q.tenantId, address: gone, origin: 'complaint', sourceId: id! },
+  ]);
+  const epoch = await q.run();
+  const claimed = await q.claim(epoch, 100);
+  assert.equal(
+    claimed.map(({ recipient }) => recipient),
+    [ok],
+  );
+  await settle(q.store, [result(claimed[0]!, epoch, { verdict: 'delivered' })]);
+  const trace = await readTrace(q.store, q.tenantId, id!);
+  assert.equal(
+    trace?.recipients.map(({ state, attempts, last_code }) => [state, attempts, last_code]),
+    [
+      ['suppressed', 0, 'suppressed'],
+      ['delivered', 1, null],
+    ],
+  );
+  const begun = trace?.events.filter(({ type }) => type === 'attempt_started');
+  assert.equal(
+    begun?.map(({ recipient }) => recipient),
+    [ok],
+  );
+  assert.is((await findEmail(q.store, q.tenantId, alone!))?.lastEvent, 'suppressed');
+  assert.equal(await q.claim(epoch, 100), [], 'nothing is left');
+});
+
+test('bounces of long ago are forgotten; complaints, and what somebody wrote, are not', async ({
+  q,
+}) => {
+  const { pool } = q.store;
+  const [old, young, complained] = ['old@x.test', 'young@x.test', 'complained@x.test'];
+  const of = (address: string, origin: 'bounce' | 'complaint') => ({
+    tenantId: q.tenantId,
+    address,
+    origin,
+    sourceId: newId(),
+  });
+  await suppress(pool, [of(old, 'bounce'), of(young, 'bounce'), of(complained, 'complaint')]);
+  await suppress(pool, [of(complained, 'bounce')]);
+  await pool.query(
+    `update suppression set created_at = now() - interval '366 days' where address = any ($1)`,
+    [[old, complained]],
+  );
+  assert.is(await expireSuppressions(pool, 1_000), 1);
+  assert.equal(
+    await suppressedAmong(pool, q.tenantId, [old, young, complained]),
+    new Set([young, complained]),
+  );
+});
+
+test.run();
