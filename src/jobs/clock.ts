@@ -60,7 +60,9 @@ export function createClock(options: {
       keepAlive: true,
     });
     // Without a listener a connection that Postgres closes would end the whole process.
-    opened.on('error', (error) => log.warn({ err: error }, 'the clock lost a connection'));
+    opened.on('error', (error) => {
+      if (!stopped) log.warn({ err: error }, 'the clock lost a connection');
+    });
     opened.on('connect', (client) => client.on('error', () => undefined));
     return opened;
   };
@@ -78,6 +80,16 @@ export function createClock(options: {
             socketTimeoutMS: ANSWER_MAX_MS,
           },
         });
+
+  const repeat = async (agenda: Agenda, { name, everyMs }: Recurring): Promise<void> => {
+    // A number: as text, Agenda reads "milliseconds" as seconds.
+    const job = await agenda.every(everyMs, name);
+    // Further away than it can be: the clock of the machine was set back, or the interval has become shorter.
+    const { nextRunAt } = job.attrs;
+    if (nextRunAt === null || nextRunAt.getTime() <= Date.now() + everyMs + POLL_MS) return;
+    // What is due already would not be stored.
+    await job.schedule(new Date(Date.now() + POLL_MS)).save();
+  };
 
   const start = async (): Promise<void> => {
     const agenda = new Agenda({
@@ -103,9 +115,7 @@ export function createClock(options: {
     // oxlint-enable typescript/no-misused-promises
     try {
       await agenda.start();
-      for (const { name, everyMs } of options.recurring) {
-        await agenda.every(`${everyMs} milliseconds`, name);
-      }
+      for (const one of options.recurring) await repeat(agenda, one);
       running = agenda;
     } catch (error) {
       await stopQuietly(agenda);
@@ -120,9 +130,7 @@ export function createClock(options: {
 
   const check = async (agenda: Agenda): Promise<void> => {
     // Also recreates what was deleted: `every` is an upsert by name.
-    for (const { name, everyMs } of options.recurring) {
-      await agenda.every(`${everyMs} milliseconds`, name);
-    }
+    for (const one of options.recurring) await repeat(agenda, one);
   };
 
   const ensure = async (): Promise<void> => {
@@ -143,8 +151,9 @@ export function createClock(options: {
 
   return {
     alarm(lane, dueAt) {
-      // The end of the bucket: everything in it is due by then.
-      const at = Math.ceil(dueAt.getTime() / BUCKET_MS) * BUCKET_MS;
+      // The end of the bucket: everything in it is due by then. What is due already gets the one that is running, since
+      // an earlier one may have had its alarm.
+      const at = Math.ceil(Math.max(dueAt.getTime(), Date.now()) / BUCKET_MS) * BUCKET_MS;
       const key = `${lane} ${at}`;
       if (running === null || remembered.has(key)) return;
       if (remembered.size >= REMEMBERED_MAX) remembered.clear();

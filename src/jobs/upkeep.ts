@@ -1,15 +1,19 @@
 // What happens by the clock, and the sweep behind it. The sweep runs on a plain timer, because it is what
-// repairs everything else: it wakes overdue deliveries, sets missing alarms, decides what lost workers
+// repairs everything else: it wakes overdue deliveries and schedules, sets missing alarms, decides what lost workers
 // held, and starts Agenda again when its store was lost.
 import { readdirSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
+import { forgetOldWindows } from '../access/rate-limit.ts';
+import { forgetOldLogs } from '../access/request-log.ts';
 import { isJournal, readJournal, type LostRun } from '../delivery/journal.ts';
 import type { Logger } from '../log.ts';
 import { recover, silentRuns } from '../queue/lease.ts';
+import { scheduledTimes, SCHEDULE_LANE, wakeScheduled } from '../queue/schedule.ts';
 import { wake, waitingLanes } from '../queue/wake.ts';
 import { forgetOldKeys } from '../sending/idempotency.ts';
 import type { Store } from '../store/orm.ts';
 import { endProcess } from '../store/process.ts';
+import { expireSuppressions } from '../suppressions/suppressions.ts';
 import { BUCKET_MS, createClock, type Clock } from './clock.ts';
 
 /** A worker run that has not been heard of for this long is suspected to be lost. */
@@ -19,10 +23,12 @@ const WATCH_MS = 20_000;
 const SWEEP_MS = 30_000;
 /** Retries wait for the sweep until the clock has started. */
 const CLOCK_START_MAX_MS = 5_000;
-/** Alarms are set this far ahead; what is due later is found by a later sweep. */
+/** Alarms are set this far ahead, so they stay few; what is due later is found by a later sweep. */
 const HORIZON_MS = 10 * 60_000;
 const ALARMS_MAX = 2_000;
 const KEYS_PER_RUN = 10_000;
+const LOGS_PER_RUN = 200_000;
+const SUPPRESSIONS_PER_RUN = 50_000;
 
 export interface Upkeep {
   /** Sets the alarm for deliveries that now wait. */
@@ -40,6 +46,10 @@ export interface UpkeepOptions {
   readonly onReady: () => void;
   /** Removes the oldest messages of the sink above its limit. */
   readonly pruneSink: () => Promise<void>;
+  /** Asks the DNS about the domains that are due for it. */
+  readonly recheckDomains: () => Promise<void>;
+  /** Removes stored bytes that no row names. */
+  readonly collectBlobs: () => Promise<void>;
   /** Between two sweeps; 30 s unless a test is in a hurry. */
   readonly sweepMs?: number;
   /** How long a silent worker is watched; 20 s unless a test is in a hurry. */
@@ -49,6 +59,10 @@ export interface UpkeepOptions {
 export async function startUpkeep(options: UpkeepOptions): Promise<Upkeep> {
   const { store, log } = options;
   const wakeLane = async (lane: string | null): Promise<void> => {
+    if (lane === null || lane === SCHEDULE_LANE) {
+      if ((await wakeScheduled(store)) > 0) options.onReady();
+    }
+    if (lane === SCHEDULE_LANE) return;
     if ((await wake(store.pool, lane)) > 0) options.onReady();
   };
   // Who was silent when we looked before, and since when. After an outage of the database everybody looks
@@ -77,7 +91,22 @@ export async function startUpkeep(options: UpkeepOptions): Promise<Upkeep> {
         everyMs: 600_000,
         run: async () => void (await forgetOldKeys(store.pool, KEYS_PER_RUN)),
       },
+      {
+        name: 'forget-request-logs',
+        everyMs: 600_000,
+        run: async () => {
+          await forgetOldLogs(store.pool, LOGS_PER_RUN);
+          await forgetOldWindows(store.pool);
+        },
+      },
+      {
+        name: 'expire-suppressions',
+        everyMs: 3_600_000,
+        run: async () => void (await expireSuppressions(store.pool, SUPPRESSIONS_PER_RUN)),
+      },
       { name: 'prune-sink', everyMs: 300_000, run: options.pruneSink },
+      { name: 'recheck-domains', everyMs: 60_000, run: options.recheckDomains },
+      { name: 'collect-blobs', everyMs: 86_400_000, run: options.collectBlobs },
     ],
   });
 
@@ -85,12 +114,13 @@ export async function startUpkeep(options: UpkeepOptions): Promise<Upkeep> {
     try {
       await wakeLane(null);
       await reap();
-      const lanes = await waitingLanes(store.pool, {
-        horizonMs: HORIZON_MS,
-        bucketMs: BUCKET_MS,
-        max: ALARMS_MAX,
-      });
-      for (const { lane, dueAt } of lanes) clock.alarm(lane, dueAt);
+      const range = { horizonMs: HORIZON_MS, bucketMs: BUCKET_MS, max: ALARMS_MAX };
+      for (const { lane, dueAt } of await waitingLanes(store.pool, range)) {
+        clock.alarm(lane, dueAt);
+      }
+      for (const dueAt of await scheduledTimes(store.pool, range)) {
+        clock.alarm(SCHEDULE_LANE, dueAt);
+      }
     } catch (error) {
       log.warn({ err: error }, 'the sweep could not finish; the next one goes on');
     }
@@ -111,7 +141,9 @@ export async function startUpkeep(options: UpkeepOptions): Promise<Upkeep> {
   tick();
   const timer = setInterval(tick, options.sweepMs ?? SWEEP_MS);
   return {
-    alarm: (lane, dueAt) => clock.alarm(lane, dueAt),
+    alarm(lane, dueAt) {
+      if (dueAt.getTime() <= Date.now() + HORIZON_MS) clock.alarm(lane, dueAt);
+    },
     async stop() {
       clearInterval(timer);
       await running;

@@ -12,6 +12,7 @@ import * as assert from 'uvu/assert';
 import { openJournal } from '../../src/delivery/journal.ts';
 import { startUpkeep, type Upkeep } from '../../src/jobs/upkeep.ts';
 import { recover } from '../../src/queue/lease.ts';
+import { SCHEDULE_LANE } from '../../src/queue/schedule.ts';
 import { settle } from '../../src/queue/settle.ts';
 import { processStartTime } from '../../src/store/process.ts';
 import { until } from '../support/app.ts';
@@ -49,6 +50,8 @@ for (const backend of ['Postgres', 'MongoDB'] as const) {
       journalFolder: context.folder,
       onReady: () => undefined,
       pruneSink: () => Promise.resolve(),
+      recheckDomains: () => Promise.resolve(),
+      collectBlobs: () => Promise.resolve(),
       sweepMs: about.sweepMs,
       watchMs: 500,
     });
@@ -73,6 +76,12 @@ for (const backend of ['Postgres', 'MongoDB'] as const) {
     );
     for (const { lane, dueAt } of waiting) upkeep?.alarm(lane, dueAt);
   };
+  const jobs = async ({ q }: Context): Promise<number> => {
+    const { rows } = await q.store.pool.query<{ count: string }>(
+      "select count(*) from agenda_jobs where name = 'wake-lane'",
+    );
+    return Number(rows[0]?.count);
+  };
   const allReady = (count: number) => (states: Record<string, number>) => states['ready'] === count;
 
   test.before.each(async (context) => {
@@ -96,17 +105,44 @@ for (const backend of ['Postgres', 'MongoDB'] as const) {
 
   run('deferrals of one lane and bucket are one job', async (context) => {
     await start(context, { sweepMs: 3_600_000 });
-    await defer(context, 50, 3_600_000);
+    await defer(context, 50, 300_000);
     if (mongodbUrl !== null) return;
-    const read = async (): Promise<number> => {
-      const { rows } = await context.q.store.pool.query<{ count: string }>(
-        "select count(*) from agenda_jobs where name = 'wake-lane'",
-      );
-      return Number(rows[0]?.count);
-    };
+    const read = () => jobs(context);
     await until(read, (count) => count >= 1);
     assert.ok((await read()) <= 2, 'a bucket, or two when its border fell between');
   });
+
+  run('an alarm wakes what is scheduled, without any sweep', async (context) => {
+    await start(context, { sweepMs: 3_600_000 });
+    const scheduledAt = new Date(Date.now() + 500);
+    await context.q.enqueue(5, { scheduledAt });
+    context.upkeep?.alarm(SCHEDULE_LANE, scheduledAt);
+    await until(() => context.q.states(), allReady(5));
+  });
+
+  run('a schedule without an alarm is found by the sweep', async (context) => {
+    await context.q.enqueue(5, { scheduledAt: new Date(Date.now() + 500) });
+    await start(context, { sweepMs: 200 });
+    await until(() => context.q.states(), allReady(5));
+  });
+
+  run(
+    'a minute of schedules is a handful of jobs; those of next week are none',
+    async (context) => {
+      await start(context, { sweepMs: 3_600_000 });
+      const base = Date.now() + 120_000;
+      for (let index = 0; index < 1_000; index++) {
+        context.upkeep?.alarm(SCHEDULE_LANE, new Date(base + index * 60));
+        context.upkeep?.alarm(SCHEDULE_LANE, new Date(base + 7 * 86_400_000 + index * 60));
+      }
+      if (mongodbUrl !== null) return;
+      const count = await until(
+        () => jobs(context),
+        (found) => found >= 30,
+      );
+      assert.ok(count <= 31, `${count} jobs`);
+    },
+  );
 
   run(
     'the store wiped in mid-run: the sweep wakes what is due and starts the clock again',
