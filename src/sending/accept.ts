@@ -1,49 +1,45 @@
-// Accepting an email: check -> author's domain -> render -> store and enqueue in one transaction. After
-// it returned, the email is durable and will be delivered or its fate explained. Both doors, HTTP
-// now and SMTP submission later, come through here.
-import { Refusal, refuseFields } from '../access/refusal.ts';
+// Accepting an email: read -> was it answered before? -> check -> complete -> compose -> store and enqueue in one
+// transaction. After it returned, the email is durable and will be delivered or its fate explained. Both
+// doors, HTTP and SMTP submission, come through here.
 import type { Caller } from '../access/keys.ts';
-import type { DomainLookup } from '../domains/lookup.ts';
-import { compose } from '../mail/compose.ts';
-import { textFromHtml } from '../mail/html-text.ts';
-import { enqueue, type NewEmail } from '../queue/enqueue.ts';
-import type { GroupCommit } from '../queue/group-commit.ts';
+import { normalizedAddress, parseMailbox, type Mailbox } from '../mail/address.ts';
+import type { NewAttachment } from '../queue/enqueue.ts';
 import { INLINE_MAX_BYTES, type BlobStore } from '../store/blob.ts';
 import { newId } from '../store/id.ts';
-import type { Store } from '../store/orm.ts';
-import { hashRequest, takeKey, type StoredAnswer } from './idempotency.ts';
-import { checkRequest, type CheckedEmail, type SendEmailRequest } from './request.ts';
+import type { Spooled } from './attachments.ts';
+import { completeEmail, findAuthorDomain, type CompletionDependencies } from './complete.ts';
+import type { FilledBudget } from './filled-budget.ts';
+import { findAnswer, hashRequest, type IdempotentRequest } from './idempotency.ts';
+import {
+  describeEmail,
+  findSuppressed,
+  makeEmail,
+  type NewEmailDependencies,
+  type Origin,
+} from './new-email.ts';
+import { distinct, meaningOf, planRequest, readRequest, type SendEmailRequest } from './request.ts';
+import {
+  keepBlobsUnlessRefused,
+  removeBlobs,
+  storeEmails,
+  type Accepted,
+  type StoringDependencies,
+} from './store-emails.ts';
 
-export interface AcceptDependencies {
-  readonly store: Store;
-  readonly blobs: BlobStore;
-  readonly domains: DomainLookup;
-  readonly commit: GroupCommit;
-  readonly now: () => Date;
-  /** The lane of a recipient's domain (A-labels). */
-  readonly laneOf: (domain: string) => string;
-  readonly lifetimeMs: number;
-  /**
-   * The appliance's own domain, which signs where the author's domain is unknown; null
-   * where an unknown domain is refused. Set only when nothing leaves the machine.
-   */
-  readonly standIn: { readonly tenantId: string; readonly domain: string } | null;
+export type { Origin } from './new-email.ts';
+export type { Accepted } from './store-emails.ts';
+
+export type AcceptDependencies = CompletionDependencies &
+  NewEmailDependencies &
+  StoringDependencies & { readonly filled: FilledBudget };
+
+/** What comes with every request beside its body. */
+export interface Sending {
+  readonly idempotencyKey: string | null;
+  readonly origin: Origin;
 }
 
-/** Where a request came from, for the timeline. */
-export interface Origin {
-  readonly via: 'http';
-  readonly requestId: string;
-  readonly userAgent: string | null;
-  readonly address: string | null;
-}
-
-export interface Accepted extends StoredAnswer {
-  readonly replayed: boolean;
-}
-
-const MESSAGE_MAX_BYTES = 60 * 1024 * 1024;
-const SEND_SCOPE = '/emails';
+const SCOPE = '/emails';
 
 /**
  * Accepts one email. The answer is `{object, id}`; with an idempotency key that was used for the same
@@ -52,198 +48,161 @@ const SEND_SCOPE = '/emails';
 export async function acceptEmail(
   d: AcceptDependencies,
   caller: Caller,
-  send: {
-    readonly request: SendEmailRequest;
-    readonly idempotencyKey: string | null;
-    readonly origin: Origin;
-  },
+  send: Sending & { readonly request: SendEmailRequest; readonly spooled: Spooled },
 ): Promise<Accepted> {
-  const checked = checkRequest(send.request);
-  const email = await prepare(d, caller, {
-    checked,
-    origin: send.origin,
-    idempotencyKey: send.idempotencyKey,
+  const read = readRequest(send.request, send.spooled);
+  const key =
+    read.email === null ? null : keyOf(caller, send.idempotencyKey, meaningOf(read.email));
+  const replay = await replayOf(d, key);
+  if (replay !== null) return replay;
+
+  return d.filled.share(async (hold) => {
+    const email = await completeEmail(d, caller, planRequest(read, d.now()));
+    hold(email);
+    const suppressed = await findSuppressed(d.store, caller.tenantId, [email]);
+    const made = await makeEmail(d, email, { ...send, caller, suppressed });
+    return storeEmails(d, [made], { key, answer: answerOf(made.id) });
   });
-  const answer = { status: 200, body: { object: 'email', id: email.id } };
-  if (send.idempotencyKey === null) {
-    await keepBlobUnlessRefused(d, email, () => d.commit(email));
-    return { ...answer, replayed: false };
-  }
-  const key = {
-    tenantId: caller.tenantId,
-    scope: SEND_SCOPE,
-    key: send.idempotencyKey,
-    hash: hashRequest(meaning(checked)),
-  };
-  const replay = await keepBlobUnlessRefused(d, email, () =>
-    d.store.transact(async (client) => {
-      const stored = await takeKey(client, key, answer);
-      if (stored === null) await enqueue(client, [email]);
-      return stored;
-    }),
-  );
-  if (replay !== null && email.blobKey !== null) await d.blobs.remove(email.blobKey);
-  return replay === null ? { ...answer, replayed: false } : { ...replay, replayed: true };
 }
 
-/** What makes two requests the same: the fields that matter, as they were given. */
-function meaning(checked: CheckedEmail): unknown {
-  const given = (list: readonly { given: string }[]): string[] =>
-    list.map(({ given: text }) => text);
-  return {
-    ...checked,
-    from: checked.from.given,
-    to: given(checked.to),
-    cc: given(checked.cc),
-    bcc: given(checked.bcc),
-    replyTo: given(checked.replyTo),
-    recipients: null,
-  };
+const answerOf = (id: string): { status: number; body: unknown } => ({
+  status: 200,
+  body: { object: 'email', id },
+});
+
+const keyOf = (caller: Caller, key: string | null, meaning: unknown): IdempotentRequest | null =>
+  key === null
+    ? null
+    : { tenantId: caller.tenantId, scope: SCOPE, key, hash: hashRequest(meaning) };
+
+/** The answer again, if there was one. Throws when the key belongs to another request. */
+export async function replayOf(
+  { store }: Pick<AcceptDependencies, 'store'>,
+  key: IdempotentRequest | null,
+): Promise<Accepted | null> {
+  const answer = key === null ? null : await findAnswer(store.pool, key);
+  return answer === null ? null : { ...answer, replayed: true };
 }
 
-async function prepare(
-  d: AcceptDependencies,
-  caller: Caller,
-  about: {
-    readonly checked: CheckedEmail;
-    readonly origin: Origin;
-    readonly idempotencyKey: string | null;
-  },
-): Promise<NewEmail> {
-  const { checked, origin } = about;
-  const author = await findAuthorDomain(d, caller, checked.from.domain);
-  const id = newId();
-  const createdAt = d.now();
-  const text = checked.text ?? (checked.html === null ? null : textFromHtml(checked.html));
-  const messageId = `<${id}@${checked.from.domain}>`;
-  const { raw, needsSmtpUtf8 } = compose({
-    from: checked.from,
-    to: checked.to,
-    cc: checked.cc,
-    replyTo: checked.replyTo,
-    subject: checked.subject,
-    text: text === '' && checked.html !== null ? null : text,
-    html: checked.html,
-    headers: checked.headers,
-    messageId,
-    date: createdAt,
-    boundarySeed: id,
-  });
-  if (raw.length > MESSAGE_MAX_BYTES) {
-    throw new Refusal(
-      'request_too_large',
-      `The message has ${raw.length} bytes; at most ${MESSAGE_MAX_BYTES} are allowed.`,
-    );
-  }
-  const inline = raw.length <= INLINE_MAX_BYTES;
-  const blobKey = inline ? null : newId();
-  if (blobKey !== null) await d.blobs.put(blobKey, raw);
-  const orNull = <T>(list: readonly T[]): readonly T[] | null => (list.length > 0 ? list : null);
-  const given = (list: readonly { given: string }[]): string[] => list.map((one) => one.given);
-  return {
-    tenantId: caller.tenantId,
-    id,
-    createdAt,
-    messageId,
-    fromGiven: checked.from.given,
-    fromDomain: checked.from.domain,
-    toGiven: given(checked.to),
-    ccGiven: orNull(given(checked.cc)),
-    bccGiven: orNull(given(checked.bcc)),
-    replyToGiven: orNull(given(checked.replyTo)),
-    subject: checked.subject,
-    tags: checked.tags,
-    lastEvent: 'queued',
-    scheduledAt: null,
-    topicId: null,
-    templateId: null,
-    attachments: [],
-    searchTerms: [],
-    html: checked.html,
-    text,
-    headers: checked.headers.length > 0 ? Object.fromEntries(checked.headers) : null,
-    raw: inline ? raw : null,
-    blobKey,
-    rawSizeBytes: raw.length,
-    needsSmtpUtf8,
-    signingTenantId: author.signingTenantId,
-    signingDomainId: author.signingDomainId,
-    deliveries: checked.recipients.map(({ address, domain }) => ({
-      recipient: address,
-      lane: d.laneOf(domain),
-    })),
-    lifetimeMs: d.lifetimeMs,
-    timelineId: newId(),
-    accepted: {
-      via: origin.via,
-      request_id: origin.requestId,
-      api_key_id: caller.keyId,
-      user_agent: origin.userAgent,
-      remote_address: origin.address,
-      idempotency_key: about.idempotencyKey,
-      recipients: checked.recipients.length,
-      size_bytes: raw.length,
-      ...(author.warning === null ? {} : { warning: author.warning }),
-    },
-  };
-}
+// ---- a message that is complete already ----------------------------------------------------------
 
-/** Who signs for this author, or a refusal: mail from a domain that is not verified must not leave. */
-async function findAuthorDomain(
-  d: AcceptDependencies,
-  caller: Caller,
-  name: string,
-): Promise<{ signingTenantId: string; signingDomainId: string; warning: string | null }> {
-  const domain = await d.domains.sendingDomain(caller.tenantId, name);
-  const mayUse = caller.domainId === null || caller.domainId === domain?.id;
-  if (!mayUse) {
-    throw refuseFields(
-      [
-        {
-          path: 'from',
-          message: `This API key may only send from its own domain, not from ${name}.`,
-        },
-      ],
-      'domain_not_verified',
-    );
-  }
-  const isVerified = domain?.status === 'verified' || domain?.status === 'partially_verified';
-  if (domain !== null && isVerified && domain.sending) {
-    return { signingTenantId: caller.tenantId, signingDomainId: domain.id, warning: null };
-  }
-  const standIn =
-    d.standIn === null ? null : await d.domains.sendingDomain(d.standIn.tenantId, d.standIn.domain);
-  if (d.standIn === null || standIn === null) {
-    throw refuseFields(
-      [
-        {
-          path: 'from',
-          message: `The domain ${name} is not verified. Add and verify it before sending from it.`,
-        },
-      ],
-      'domain_not_verified',
-    );
-  }
-  return {
-    signingTenantId: d.standIn.tenantId,
-    signingDomainId: standIn.id,
-    warning: `${name} is not a verified domain; outside development mode this email is refused.`,
-  };
+/** A message that was complete when it came, and its envelope. */
+export interface SubmittedMessage {
+  /** The author, whose domain must be a sending domain. */
+  readonly from: Mailbox;
+  /** The addresses of its header, each as written there; for showing, not for sending. */
+  readonly to: readonly string[];
+  readonly cc: readonly string[];
+  readonly replyTo: readonly string[];
+  /** The envelope: who gets it. At least one; repeats are dropped. */
+  readonly recipients: readonly Mailbox[];
+  readonly subject: string;
+  readonly html: string | null;
+  readonly text: string | null;
+  /**
+   * RFC 5322, CRLF, with Message-ID and Date, without Bcc. A blob is the email's from now on: it is removed
+   * unless a row may name it.
+   */
+  readonly raw: Buffer | { readonly blobKey: string; readonly sizeBytes: number };
+  /** With angle brackets, as in `raw`. */
+  readonly messageId: string;
+  readonly headers: Readonly<Record<string, string>> | null;
+  readonly attachments: readonly NewAttachment[];
+  /**
+   * What makes two submissions the same, whatever a client writes anew each time (Date, Message-ID, boundaries); the
+   * envelope is added here. Looked at with an idempotency key only.
+   */
+  readonly fingerprint: string;
 }
 
 /**
- * Runs the write; when it was certainly refused, the email's blob goes too. After a lost connection
- * nobody knows whether the email exists, so its blob stays.
+ * Accepts a message as it is: the same questions about domain, suppressions and idempotency as for a request.
+ * Throws a Refusal.
  */
-async function keepBlobUnlessRefused<T>(
+export async function acceptMessage(
   d: AcceptDependencies,
-  email: NewEmail,
-  write: () => Promise<T>,
-): Promise<T> {
-  try {
-    return await write();
-  } catch (error) {
-    if (error instanceof Refusal && email.blobKey !== null) await d.blobs.remove(email.blobKey);
-    throw error;
+  caller: Caller,
+  send: Sending & { readonly message: SubmittedMessage },
+): Promise<Accepted> {
+  const { message } = send;
+  const blobKey = Buffer.isBuffer(message.raw) ? null : message.raw.blobKey;
+  const given = { blobKey, attachments: message.attachments };
+  const ready = await keepBlobsUnlessRefused(d, [given], async () => {
+    const envelope = distinct(message.recipients).map(({ address }) => normalizedAddress(address));
+    const meaning = { message: message.fingerprint, recipients: envelope };
+    const key = keyOf(caller, send.idempotencyKey, meaning);
+    const replay = await replayOf(d, key);
+    if (replay !== null) return { replay };
+    const author = await findAuthorDomain(d, caller, message.from.domain);
+    const suppressed = await findSuppressed(d.store, caller.tenantId, [message]);
+    return { replay, key, author, suppressed };
+  });
+  if (ready.replay !== null) {
+    await removeBlobs(d.blobs, [given]);
+    return ready.replay;
   }
+  const { key, author, suppressed } = ready;
+  const recipients = distinct(message.recipients);
+  const email = describeEmail(
+    d,
+    { ...send, caller, suppressed },
+    {
+      id: newId(),
+      createdAt: d.now(),
+      messageId: message.messageId,
+      from: message.from,
+      toGiven: message.to,
+      ccGiven: message.cc,
+      bccGiven: hiddenRecipients(message, recipients),
+      replyToGiven: message.replyTo,
+      subject: message.subject,
+      html: message.html,
+      text: message.text,
+      headers: message.headers,
+      tags: null,
+      scheduledAt: null,
+      topicId: null,
+      templateId: null,
+      recipients,
+      author,
+      stored: await placeMessage(d.blobs, message),
+    },
+  );
+  return storeEmails(d, [email], { key, answer: answerOf(email.id) });
+}
+
+/** Who gets it without being named in it. */
+function hiddenRecipients(
+  { to, cc }: SubmittedMessage,
+  recipients: readonly Mailbox[],
+): readonly string[] {
+  const shown = new Set([...to, ...cc].map(addressIn));
+  return recipients
+    .map(({ address }) => address)
+    .filter((address) => !shown.has(normalizedAddress(address)));
+}
+
+const addressIn = (text: string): string => {
+  const parsed = parseMailbox(text);
+  return normalizedAddress(parsed.ok ? parsed.mailbox.address : text);
+};
+
+async function placeMessage(
+  blobs: BlobStore,
+  { from, to, cc, replyTo, raw, attachments }: SubmittedMessage,
+): Promise<Parameters<typeof describeEmail>[2]['stored']> {
+  const isUtf8 = [...to, ...cc, ...replyTo].some((text) => {
+    const parsed = parseMailbox(text);
+    return parsed.ok && parsed.mailbox.needsSmtpUtf8;
+  });
+  const needsSmtpUtf8 = from.needsSmtpUtf8 || isUtf8;
+  if (!Buffer.isBuffer(raw)) {
+    const { blobKey, sizeBytes } = raw;
+    return { raw: null, blobKey, rawSizeBytes: sizeBytes, needsSmtpUtf8, attachments };
+  }
+  const rest = { rawSizeBytes: raw.length, needsSmtpUtf8, attachments };
+  if (raw.length <= INLINE_MAX_BYTES) return { raw, blobKey: null, ...rest };
+  const blobKey = newId();
+  await blobs.put(blobKey, raw);
+  return { raw: null, blobKey, ...rest };
 }

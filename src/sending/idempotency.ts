@@ -2,13 +2,15 @@
 // twice. The key's row is written in the transaction that stores the email. A duplicate that arrives
 // while the first is still being stored waits on that row's lock, then replays.
 import { createHash } from 'node:crypto';
-import type { PoolClient } from 'pg';
+import type { Pool, PoolClient } from 'pg';
 import { Refusal } from '../access/refusal.ts';
+
+/** The path without `/api`, so that both mounts share their keys; SMTP submission shares those of `/emails`. */
+export type Scope = '/emails' | '/emails/batch';
 
 export interface IdempotentRequest {
   readonly tenantId: string;
-  /** The path without `/api`, so that both mounts share their keys. */
-  readonly scope: string;
+  readonly scope: Scope;
   readonly key: string;
   readonly hash: Buffer;
 }
@@ -18,6 +20,11 @@ export interface StoredAnswer {
   readonly body: unknown;
 }
 
+/** The contract has no 409 for a batch. */
+const CONFLICT_CODE = {
+  '/emails': 'invalid_idempotent_request',
+  '/emails/batch': 'invalid_idempotent_batch',
+} as const satisfies Record<Scope, string>;
 const KEY_MAX_CHARACTERS = 256;
 export const WINDOW_HOURS = 24;
 
@@ -42,6 +49,25 @@ export function hashRequest(value: unknown): Buffer {
   return createHash('sha256')
     .update(JSON.stringify(value, sorted) ?? '')
     .digest();
+}
+
+/**
+ * The answer to the same request, if there was one within the window; null: none yet. So a replay is answered whatever
+ * became of domain, template or time since; only takeKey decides who is the first. Throws when the key
+ * belongs to another request.
+ */
+export async function findAnswer(
+  db: Pool,
+  request: IdempotentRequest,
+): Promise<StoredAnswer | null> {
+  const { rows } = await db.query<KeyRow>({
+    name: 'find-idempotency-key',
+    text: `select request_hash, status, response from idempotency_key
+      where tenant_id = $1 and scope = $2 and key = $3
+        and created_at > now() - interval '${WINDOW_HOURS} hours'`,
+    values: [request.tenantId, request.scope, request.key],
+  });
+  return rows[0] === undefined ? null : answerOf(rows[0], request);
 }
 
 /**
@@ -72,7 +98,7 @@ export async function takeKey(
     ],
   });
   if (rowCount === 1) return null;
-  const { rows } = await client.query<{ request_hash: Buffer; status: number; response: unknown }>({
+  const { rows } = await client.query<KeyRow>({
     name: 'read-idempotency-key',
     text: `select request_hash, status, response from idempotency_key
       where tenant_id = $1 and scope = $2 and key = $3`,
@@ -80,16 +106,26 @@ export async function takeKey(
   });
   const stored = rows[0];
   if (stored === undefined) throw new Error('an idempotency key vanished while it was taken');
+  return answerOf(stored, request);
+}
+
+interface KeyRow {
+  request_hash: Buffer;
+  status: number;
+  response: unknown;
+}
+
+function answerOf(stored: KeyRow, request: IdempotentRequest): StoredAnswer {
   if (!stored.request_hash.equals(request.hash)) {
     throw new Refusal(
-      'invalid_idempotent_request',
+      CONFLICT_CODE[request.scope],
       'This idempotency key was used for a different request within the last 24 hours; use a new key.',
     );
   }
   return { status: stored.status, body: parsed(stored.response) };
 }
 
-/** jsonb comes parsed or as text, depending on who configured the pool. */
+/** json comes parsed or as text, depending on who configured the pool. */
 const parsed = (value: unknown): unknown => (typeof value === 'string' ? JSON.parse(value) : value);
 
 /** Forgets keys whose window has passed; at most `max` a call. How many. */

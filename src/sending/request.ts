@@ -3,18 +3,29 @@
 // decisions.md "Emails" that needs no database is here; all issues are found, not only the first.
 import { refuseFields, type Issue } from '../access/refusal.ts';
 import { normalizedAddress, parseMailbox, type Mailbox } from '../mail/address.ts';
-import { checkHeader } from '../mail/header.ts';
+import { isUuid } from '../store/id.ts';
 import type { Tag } from '../store/email.ts';
+import {
+  attachmentMeaning,
+  checkAttachments,
+  type CheckedAttachment,
+  type SendEmailAttachment,
+  type Spooled,
+} from './attachments.ts';
+import { bodyIssues, headerIssues, subjectIssues, tagIssues } from './field-rules.ts';
+import { parseSchedule, planTime, type Schedule } from './schedule-grammar.ts';
+
+export { CONTENT_MAX_BYTES } from './field-rules.ts';
 
 /** Where mail comes from and goes to, what it says, and how it is labelled. */
 export interface SendEmailRequest {
-  /** The author: `a@b.c` or `Name <a@b.c>`. Its domain must be a verified sending domain. */
+  /** The author: `a@b.c` or `Name <a@b.c>`. Its domain must be a verified sending domain. A template may have it. */
   from?: string | null;
   /** One address or up to 50. */
   to?: string | string[] | null;
-  /** One line of text. */
+  /** One line of text. A template may have it. */
   subject?: string | null;
-  /** The HTML body, at most 5 MiB in UTF-8. At least one of `html` and `text` is needed. */
+  /** The HTML body, at most 5 MiB in UTF-8. One of `html`, `text` and `template` is needed. */
   html?: string | null;
   /** The plain-text body, at most 5 MiB in UTF-8. Absent: made from `html`. Empty: no text part. */
   text?: string | null;
@@ -22,20 +33,23 @@ export interface SendEmailRequest {
   cc?: string | string[] | null;
   /** One address or up to 50; never shown to the other recipients. */
   bcc?: string | string[] | null;
-  /** Where answers go: one address or up to 50. */
+  /** Where answers go: one address or up to 50. A template may have it. */
   reply_to?: string | string[] | null;
   /** Custom header fields, name to value. Fields that the appliance writes itself are refused. */
   headers?: { [name: string]: string } | null;
   /** Labels to find the email by: at most 75. */
   tags?: SendEmailTag[] | null;
-  /** Not in this release: refused when given. */
-  attachments?: unknown;
-  /** Not in this release: refused when given. */
+  /** Files, given in base64 or fetched from a URL: at most 40 MiB together after base64. */
+  attachments?: SendEmailAttachment[] | null;
+  /**
+   * When to send it, within 30 days: an ISO 8601 date-time with a time zone, or `in <number> <unit>` with the unit
+   * `minute`, `min`, `minutes`, `hour`, `hours`, `day` or `days`. Absent: at once.
+   */
   scheduled_at?: string | null;
-  /** Not in this release: refused when given. */
+  /** The id of a topic that recipients can opt out of. */
   topic_id?: string | null;
-  /** Not in this release: refused when given. */
-  template?: unknown;
+  /** A published template in place of `html` and `text`. */
+  template?: SendEmailTemplate | null;
 }
 
 export interface SendEmailTag {
@@ -45,64 +59,66 @@ export interface SendEmailTag {
   value: string;
 }
 
+export interface SendEmailTemplate {
+  /** The id or the alias of a published template. */
+  id: string;
+  /** What stands for its variables, by their keys. */
+  variables?: { [key: string]: unknown } | null;
+}
+
+/** A request without a fault that could be seen in it alone, whatever the time. */
 export interface CheckedEmail {
-  readonly from: Mailbox;
+  /** Null: the template's. */
+  readonly from: Mailbox | null;
   readonly to: readonly Mailbox[];
   readonly cc: readonly Mailbox[];
   readonly bcc: readonly Mailbox[];
+  /** Empty: the template's, if it has any. */
   readonly replyTo: readonly Mailbox[];
-  readonly subject: string;
+  /** Null: the template's. */
+  readonly subject: string | null;
   readonly html: string | null;
   /** Null: not given, to be made from html. Empty: suppressed. */
   readonly text: string | null;
   readonly headers: readonly (readonly [string, string])[];
   readonly tags: readonly Tag[] | null;
+  readonly attachments: readonly CheckedAttachment[];
+  /** As given; null: at once. */
+  readonly scheduledGiven: string | null;
+  readonly topicId: string | null;
+  readonly template: {
+    readonly id: string;
+    readonly variables: Readonly<Record<string, unknown>>;
+  } | null;
   /** Envelope recipients in order, without repeats. */
   readonly recipients: readonly Mailbox[];
 }
 
+/** With the time at which it is to be sent. */
+export interface PlannedEmail extends CheckedEmail {
+  readonly scheduledAt: Date | null;
+}
+
+/** What a request says, whatever the time. */
+export interface ReadRequest {
+  /** Null when there are issues. */
+  readonly email: CheckedEmail | null;
+  readonly schedule: Schedule | null;
+  readonly missing: readonly Issue[];
+  readonly issues: readonly Issue[];
+}
+
 export const RECIPIENTS_MAX = 50;
-const TAGS_MAX = 75;
-const HEADERS_MAX = 100;
-const HEADERS_MAX_BYTES = 64 * 1024;
-const SUBJECT_MAX_CHARACTERS = 2_000;
-/** Of `html` and of `text`; mail programs clip at a fiftieth of it, and every byte is looked at several times. */
-export const CONTENT_MAX_BYTES = 5 * 1024 * 1024;
-const TAG_NAME = /^[A-Za-z0-9_-]{1,256}$/;
-const TAG_VALUE = /^[A-Za-z0-9_-]{0,256}$/;
-/** CR, LF, NUL: what could end a header line or cannot be stored. */
-// oxlint-disable-next-line no-control-regex
-const LINE_BREAKERS = /[\r\n\0]/;
-// oxlint-disable-next-line no-control-regex
-const CONTROLS = /[\u0000-\u0008\u000a-\u001f\u007f]/;
 
-const NOT_YET = ['attachments', 'scheduled_at', 'topic_id', 'template'] as const;
-
-/** Checks the request. Throws a Refusal that lists every issue. */
-export function checkRequest(request: SendEmailRequest): CheckedEmail {
+/**
+ * Reads the request, apart from the clock: the same request reads the same at every time, so that it can be told
+ * from another one (sending/idempotency.ts) even when its time has passed.
+ */
+export function readRequest(request: SendEmailRequest, spooled: Spooled): ReadRequest {
   const missing: Issue[] = [];
   const issues: Issue[] = [];
-  refuseWhatIsNotYet(request);
-
-  const readList = (path: 'to' | 'cc' | 'bcc' | 'reply_to'): readonly Mailbox[] => {
-    const given = request[path];
-    if (given === undefined || given === null) return [];
-    const list = Array.isArray(given) ? given : [given];
-    if (list.length > RECIPIENTS_MAX) {
-      issues.push({
-        path,
-        message: `\`${path}\` has ${list.length} addresses; at most ${RECIPIENTS_MAX} are allowed.`,
-      });
-      return [];
-    }
-    return list.flatMap((text, index) => {
-      const parsed = parseMailbox(text);
-      if (parsed.ok) return [parsed.mailbox];
-      const at = Array.isArray(given) ? `${path}.${index}` : path;
-      issues.push({ path: at, message: `Invalid \`${at}\` field: the address ${parsed.problem}.` });
-      return [];
-    });
-  };
+  const readList = (path: 'to' | 'cc' | 'bcc' | 'reply_to'): readonly Mailbox[] =>
+    readAddresses(path, request[path], issues);
 
   const to = readList('to');
   if (isAbsent(request.to)) missing.push(missingField('to'));
@@ -111,25 +127,20 @@ export function checkRequest(request: SendEmailRequest): CheckedEmail {
   }
   const html = request.html ?? null;
   const text = request.text ?? null;
-  if (html === null && text === null) {
-    missing.push({ path: 'html', message: 'Missing `html` or `text` field.' });
+  const template = request.template ?? null;
+  if (template !== null && (html !== null || text !== null)) {
+    const message = 'Give `template` or `html` and `text`, not both.';
+    issues.push({ path: 'template', message });
+  } else if (template === null && html === null && text === null) {
+    missing.push({ path: 'html', message: 'Missing `html`, `text` or `template` field.' });
   }
-  for (const [path, body] of [['html', html] as const, ['text', text] as const]) {
-    const sizeBytes = body === null ? 0 : Buffer.byteLength(body);
-    if (sizeBytes > CONTENT_MAX_BYTES) {
-      const message = `\`${path}\` has ${sizeBytes} bytes; at most ${CONTENT_MAX_BYTES} are allowed.`;
-      issues.push({ path, message });
-    } else if (body?.includes('\0')) {
-      issues.push({ path, message: `\`${path}\` contains a NUL character; remove it.` });
-    }
-  }
-  const subject = request.subject ?? '';
-  if (isAbsent(request.subject)) missing.push(missingField('subject'));
-  else issues.push(...subjectIssues(subject));
+  issues.push(...bodyIssues('html', html), ...bodyIssues('text', text));
+  const subject = request.subject ?? null;
+  if (subject !== null) issues.push(...subjectIssues(subject));
+  else if (template === null) missing.push(missingField('subject'));
 
   let from: Mailbox | null = null;
-  if (isAbsent(request.from)) missing.push(missingField('from'));
-  else {
+  if (!isAbsent(request.from)) {
     const parsed = parseMailbox(request.from ?? '');
     if (parsed.ok) from = parsed.mailbox;
     else
@@ -137,17 +148,21 @@ export function checkRequest(request: SendEmailRequest): CheckedEmail {
         path: 'from',
         message: `Invalid \`from\` field: the address ${parsed.problem}.`,
       });
-  }
+  } else if (template === null) missing.push(missingField('from'));
   const cc = readList('cc');
   const bcc = readList('bcc');
   const replyTo = readList('reply_to');
   const headers = Object.entries(request.headers ?? {});
-  issues.push(...headerIssues(headers));
-  issues.push(...tagIssues(request.tags ?? []));
+  issues.push(...headerIssues(headers), ...tagIssues(request.tags ?? []));
+  const attached = checkAttachments(request.attachments, spooled);
+  issues.push(...attached.issues);
+  const topicId = request.topic_id ?? null;
+  if (topicId !== null && !isUuid(topicId)) issues.push(badTopic());
+  const scheduledGiven = request.scheduled_at ?? null;
+  const schedule = scheduledGiven === null ? null : parseSchedule(scheduledGiven);
+  if (schedule?.ok === false) issues.push(scheduleIssue(schedule.problem));
 
-  if (missing.length > 0) throw refuseFields([...missing, ...issues], 'missing_required_field');
-  if (issues.length > 0 || from === null) throw refuseFields(issues);
-  return {
+  const email: CheckedEmail = {
     from,
     to,
     cc,
@@ -159,114 +174,110 @@ export function checkRequest(request: SendEmailRequest): CheckedEmail {
     // The keys of an object have no order (RFC 8259 §4): equal requests give equal emails and equal hashes.
     headers: headers.toSorted(([a], [b]) => (a < b ? -1 : 1)),
     tags: request.tags?.map(({ name, value }) => ({ name, value })) ?? null,
+    attachments: attached.attachments,
+    scheduledGiven,
+    topicId: topicId?.toLowerCase() ?? null,
+    template: template === null ? null : { id: template.id, variables: template.variables ?? {} },
     recipients: distinct([...to, ...cc, ...bcc]),
+  };
+  return {
+    email: missing.length + issues.length === 0 ? email : null,
+    schedule: schedule?.ok === true ? schedule.schedule : null,
+    missing,
+    issues,
   };
 }
 
+/** The email, if its time will do, too. Throws a Refusal that lists every issue. */
+export function planRequest(
+  { email, schedule, missing, issues }: ReadRequest,
+  now: Date,
+): PlannedEmail {
+  const planned = schedule === null ? null : planTime(schedule, now);
+  const all = [...issues, ...(planned?.ok === false ? [scheduleIssue(planned.problem)] : [])];
+  if (missing.length > 0) throw refuseFields([...missing, ...all], 'missing_required_field');
+  if (email === null || all.length > 0) {
+    const isAttached = all.every(({ path }) => /^attachments(\.|$)/.test(path));
+    throw refuseFields(all, isAttached ? 'invalid_attachment' : 'validation_error');
+  }
+  return { ...email, scheduledAt: planned?.ok === true ? planned.at : null };
+}
+
+/** Checks the request as of `now`. Throws a Refusal that lists every issue. */
+export const checkRequest = (
+  request: SendEmailRequest,
+  { now, spooled }: { readonly now: Date; readonly spooled: Spooled },
+): PlannedEmail => planRequest(readRequest(request, spooled), now);
+
+/** What makes two requests the same: the fields that matter, as they were given. */
+export function meaningOf(email: CheckedEmail): unknown {
+  const given = (list: readonly { given: string }[]): string[] =>
+    list.map(({ given: text }) => text);
+  return {
+    ...email,
+    from: email.from?.given ?? null,
+    to: given(email.to),
+    cc: given(email.cc),
+    bcc: given(email.bcc),
+    replyTo: given(email.replyTo),
+    attachments: attachmentMeaning(email.attachments),
+    recipients: null,
+  };
+}
+
+/** The time that a field `scheduled_at` says. Throws a Refusal. */
+export function checkSchedule(given: string | null | undefined, now: Date): Date {
+  if (given === null || given === undefined) {
+    throw refuseFields([missingField('scheduled_at')], 'missing_required_field');
+  }
+  const parsed = parseSchedule(given);
+  const planned = parsed.ok ? planTime(parsed.schedule, now) : parsed;
+  if (!planned.ok) throw refuseFields([scheduleIssue(planned.problem)]);
+  return planned.at;
+}
+
+export const badTopic = (): Issue => ({
+  path: 'topic_id',
+  message: '`topic_id` must be the id of a topic.',
+});
+
+export const missingField = (path: string): Issue => ({
+  path,
+  message: `Missing \`${path}\` field.`,
+});
+
+const scheduleIssue = (problem: string): Issue => ({
+  path: 'scheduled_at',
+  message: `\`scheduled_at\` ${problem}.`,
+});
+
 const isAbsent = (value: unknown): boolean => value === undefined || value === null;
 
-const missingField = (path: string): Issue => ({ path, message: `Missing \`${path}\` field.` });
-
-function refuseWhatIsNotYet(request: SendEmailRequest): void {
-  const asksNothing = (value: unknown): boolean =>
-    isAbsent(value) || (Array.isArray(value) && value.length === 0);
-  const issues = NOT_YET.filter((path) => !asksNothing(request[path])).map((path) => ({
-    path,
-    message: `\`${path}\` is not supported by this release yet; send without it.`,
-  }));
-  if (issues.length > 0) throw refuseFields(issues, 'not_supported');
-}
-
-function subjectIssues(subject: string): readonly Issue[] {
-  const path = 'subject';
-  if (LINE_BREAKERS.test(subject)) {
-    return [{ path, message: '`subject` contains a line break or NUL; it must be one line.' }];
+function readAddresses(
+  path: string,
+  given: string | readonly string[] | null | undefined,
+  issues: Issue[],
+): readonly Mailbox[] {
+  if (given === undefined || given === null) return [];
+  const list = typeof given === 'string' ? [given] : given;
+  if (list.length > RECIPIENTS_MAX) {
+    issues.push({
+      path,
+      message: `\`${path}\` has ${list.length} addresses; at most ${RECIPIENTS_MAX} are allowed.`,
+    });
+    return [];
   }
-  if (CONTROLS.test(subject)) {
-    return [{ path, message: '`subject` contains a control character; remove it.' }];
-  }
-  if (subject.length > SUBJECT_MAX_CHARACTERS) {
-    return [
-      {
-        path,
-        message: `\`subject\` has ${subject.length} characters; at most ${SUBJECT_MAX_CHARACTERS} are allowed.`,
-      },
-    ];
-  }
-  return [];
-}
-
-function headerIssues(headers: readonly (readonly [string, string])[]): readonly Issue[] {
-  if (headers.length > HEADERS_MAX) {
-    return [
-      {
-        path: 'headers',
-        message: `\`headers\` has ${headers.length} fields; at most ${HEADERS_MAX} are allowed.`,
-      },
-    ];
-  }
-  // The schema lets values through whose names every object has: `constructor`, `__proto__`, …
-  const wrong = headers.filter(([, value]) => typeof value !== 'string');
-  if (wrong.length > 0) {
-    return wrong.map(([name]) => ({
-      path: `headers.${name}`,
-      message: `\`headers.${name}\` must be a string.`,
-    }));
-  }
-  const sizeBytes = headers.reduce(
-    (sum, [name, value]) => sum + Buffer.byteLength(name) + Buffer.byteLength(value),
-    0,
-  );
-  if (sizeBytes > HEADERS_MAX_BYTES) {
-    return [
-      {
-        path: 'headers',
-        message: `\`headers\` has ${sizeBytes} bytes; at most ${HEADERS_MAX_BYTES} are allowed.`,
-      },
-    ];
-  }
-  return headers.flatMap(([name, value]) => {
-    const problem = checkHeader(name, value) ?? unicodeProblem(name, value);
-    return problem === null ? [] : [{ path: `headers.${name}`, message: problem }];
+  return list.flatMap((text, index) => {
+    const parsed = parseMailbox(text);
+    if (parsed.ok) return [parsed.mailbox];
+    const at = typeof given === 'string' ? path : `${path}.${index}`;
+    issues.push({ path: at, message: `Invalid \`${at}\` field: the address ${parsed.problem}.` });
+    return [];
   });
 }
 
-/** Half a surrogate pair: JSON can write it, UTF-8 and Postgres cannot. */
-const unicodeProblem = (name: string, value: string): string | null =>
-  value.isWellFormed() ? null : `The header ${name} is not valid Unicode text.`;
-
-function tagIssues(tags: readonly SendEmailTag[]): readonly Issue[] {
-  if (tags.length > TAGS_MAX) {
-    return [
-      {
-        path: 'tags',
-        message: `\`tags\` has ${tags.length} items; at most ${TAGS_MAX} are allowed.`,
-      },
-    ];
-  }
-  const allowed = 'ASCII letters, digits, underscores or dashes';
-  return tags.flatMap(({ name, value }, index) => [
-    ...(TAG_NAME.test(name)
-      ? []
-      : [
-          {
-            path: `tags.${index}.name`,
-            message: `\`tags.${index}.name\` must be 1 to 256 ${allowed}.`,
-          },
-        ]),
-    ...(TAG_VALUE.test(value)
-      ? []
-      : [
-          {
-            path: `tags.${index}.value`,
-            message: `\`tags.${index}.value\` must be at most 256 ${allowed}.`,
-          },
-        ]),
-  ]);
-}
-
 /** One delivery for each address, however often and in whatever case its domain was written. */
-function distinct(mailboxes: readonly Mailbox[]): readonly Mailbox[] {
+export function distinct(mailboxes: readonly Mailbox[]): readonly Mailbox[] {
   const seen = new Map<string, Mailbox>();
   for (const mailbox of mailboxes) {
     const key = normalizedAddress(mailbox.address);
