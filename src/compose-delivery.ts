@@ -1,5 +1,7 @@
 // Builds a delivery worker from plain values: part of the composition root, shared by the main process
 // (MAILSTEAD_WORKERS=0) and the worker processes, which get the values over IPC.
+import { readFileSync } from 'node:fs';
+import { networkInterfaces } from 'node:os';
 import type { Config } from './config.ts';
 import type { Smarthost } from './delivery/next-hop.ts';
 import { createSigning } from './delivery/signing.ts';
@@ -9,7 +11,9 @@ import { createMxFinder } from './dns/mx.ts';
 import { createResolver } from './dns/resolver.ts';
 import { createDomainLookup } from './domains/lookup.ts';
 import type { Logger } from './log.ts';
+import { readBounceRules, type BounceRule } from './mail/bounce-rules.ts';
 import type { Waiting } from './queue/settle.ts';
+import { startFetcher, type Fetcher, type FetcherOptions } from './sending/fetcher.ts';
 import { openDiskBlobs } from './store/blob.ts';
 import { openStore } from './store/orm.ts';
 import { processStartTime } from './store/process.ts';
@@ -67,9 +71,46 @@ function readSmarthost(url: URL): Smarthost {
   };
 }
 
+const BOUNCE_RULES = new URL('../config/bounces.json', import.meta.url);
+
+/** The rules of config/bounces.json. Throws an Error that says what is wrong with which. */
+export function loadBounceRules(): readonly BounceRule[] {
+  return readBounceRules(JSON.parse(readFileSync(BOUNCE_RULES, 'utf8')));
+}
+
+/** The keys that return paths are made and read with, by key id. */
+export const returnPathKeys = (secret: string): Readonly<Record<string, Buffer>> => ({
+  [RETURN_PATH_KEY_ID]: deriveKey(secret, 'return path'),
+});
+
 export interface RunningWorker {
   nudge(): void;
   stop(): Promise<void>;
+}
+
+/** The fetcher of attachments, for the main process: one is enough, however many workers deliver. */
+export async function composeFetcher(
+  setup: Pick<DeliverySetup, 'dnsServers' | 'privateHosts' | 'blobFolder'>,
+  d: Pick<FetcherOptions, 'store' | 'log' | 'spoolFolder' | 'onReady'>,
+): Promise<Fetcher> {
+  const ownAddresses = (): readonly string[] =>
+    Object.values(networkInterfaces()).flatMap((list) =>
+      (list ?? []).map(({ address }) => address),
+    );
+  const resolver = createResolver({ servers: setup.dnsServers });
+  const fetcher = await startFetcher({
+    ...d,
+    blobs: openDiskBlobs(setup.blobFolder),
+    resolver,
+    guard: createAddressGuard({ allow: setup.privateHosts, ownAddresses }),
+  });
+  return {
+    nudge: fetcher.nudge,
+    async stop() {
+      await fetcher.stop();
+      resolver.close();
+    },
+  };
 }
 
 export async function composeDelivery(
@@ -97,10 +138,15 @@ export async function composeDelivery(
     attempts: {
       blobs: openDiskBlobs(setup.blobFolder),
       signerOf: domains.signer,
-      sign: (message, signer, signedAt) => signing.sign({ message, keys: signer.keys, signedAt }),
+      signerByName: domains.signerByName,
+      sign: (message, { keys }, signedAt) =>
+        Buffer.isBuffer(message)
+          ? signing.sign({ message, keys, signedAt })
+          : signing.signPieces({ pieces: message, keys, signedAt }),
       checkPeer: guard.check,
+      bounceRules: loadBounceRules(),
       returnPath: {
-        key: deriveKey(setup.secret, 'return path'),
+        key: returnPathKeys(setup.secret)[RETURN_PATH_KEY_ID]!,
         keyId: RETURN_PATH_KEY_ID,
         hostname: setup.hostname,
       },

@@ -5,6 +5,8 @@
 // bounces; trouble with the host itself (connect, greeting, EHLO, TLS, AUTH) tries the next host and
 // then defers. Lost after the final dot is `unknown`. A fault of our own that no retry can mend is
 // `failed`, the dead letter.
+import type { MessagePieces } from '../mail/dkim.ts';
+import { findBounceRule, type BounceRule } from '../mail/bounce-rules.ts';
 import { outcomeOfReply, type Cause } from '../mail/outcome.ts';
 import { parseReply } from '../mail/reply.ts';
 import { mintReturnPathLocal } from '../mail/return-path.ts';
@@ -12,18 +14,34 @@ import type { Signer } from '../domains/lookup.ts';
 import type { ClaimedDelivery } from '../queue/claim.ts';
 import { NO_EVIDENCE, type Evidence, type Verdict } from '../queue/settle.ts';
 import type { BlobStore } from '../store/blob.ts';
+import { SANDBOX_LANE, SINK_LANE } from '../store/delivery.ts';
 import { findNextHops, type NextHopDependencies } from './next-hop.ts';
-import { openSession, type Failure, type Session, type Target } from './session.ts';
+import { answerInSandbox } from './sandbox.ts';
+import {
+  openSession,
+  type Failure,
+  type MessageBody,
+  type Session,
+  type Target,
+} from './session.ts';
+import { openMessage, type StoredBytes } from './stored-bytes.ts';
 
 export interface AttemptDependencies {
   readonly nextHops: NextHopDependencies;
   readonly blobs: BlobStore;
   readonly signerOf: (tenantId: string, domainId: string) => Promise<Signer | null>;
-  readonly sign: (message: Buffer, signer: Signer, signedAt: Date) => Promise<Buffer>;
+  readonly signerByName: (tenantId: string, name: string) => Promise<Signer | null>;
+  readonly sign: (
+    message: Buffer | MessagePieces,
+    signer: Signer,
+    signedAt: Date,
+  ) => Promise<Buffer>;
   readonly checkPeer: (
     address: string,
   ) => { readonly ok: true } | { readonly ok: false; readonly reason: string };
   readonly returnPath: { readonly key: Buffer; readonly keyId: string; readonly hostname: string };
+  /** What is known of replies beyond their codes. */
+  readonly bounceRules: readonly BounceRule[];
   /** Called before the final dot of this delivery leaves. */
   readonly onDot: (delivery: ClaimedDelivery) => void;
 }
@@ -77,7 +95,8 @@ export async function attempt(
 ): Promise<Decided> {
   const prepared = await prepare(d, delivery);
   if ('verdict' in prepared) return prepared;
-  if (line.session !== null && !isReusable(line.session)) drop(line);
+  if (delivery.lane === SANDBOX_LANE) return answerInSandbox(delivery.recipient);
+  if (line.session !== null && !isReusable(line.session, prepared)) drop(line);
   if (line.session !== null) {
     const over = await sendOver(d, { session: line.session, delivery, prepared });
     // A kept connection may have been closed while idle: that says nothing about the peer.
@@ -93,13 +112,18 @@ export async function attempt(
       reply: hops.message,
     });
   }
-  return converse(d, line, { targets: hops.targets, delivery, prepared });
+  const targets = prepared.needsTls ? hops.targets.map(withTls) : hops.targets;
+  return converse(d, line, { targets, delivery, prepared });
 }
 
 interface Prepared {
-  readonly chunks: readonly Buffer[];
+  /** Signatures and message; afresh for every connection that is tried. */
+  readonly body: () => MessageBody;
+  readonly bytes: StoredBytes;
   readonly sizeBytes: number;
   readonly mailFrom: string;
+  /** The sending domain says `tls: enforced`: no byte of the message leaves in plaintext. */
+  readonly needsTls: boolean;
 }
 
 /** The bytes as they will be sent: equal on every attempt, since every part of them is. */
@@ -107,26 +131,25 @@ async function prepare(
   d: AttemptDependencies,
   delivery: ClaimedDelivery,
 ): Promise<Prepared | Decided> {
-  const raw =
-    delivery.raw ?? (delivery.blobKey === null ? null : await d.blobs.get(delivery.blobKey));
-  if (raw === null) {
+  const bytes = await openMessage(d.blobs, delivery);
+  if (bytes === null) {
     return decided('failed', {
       cause: 'message_missing',
       reply: 'The message bytes are missing from the blob store.',
     });
   }
-  const { signingTenantId, signingDomainId } = delivery;
-  const signer =
-    signingTenantId === null || signingDomainId === null
-      ? null
-      : await d.signerOf(signingTenantId, signingDomainId);
+  const signer = await findSigner(d, delivery);
   if (signer === null || signer.keys.length === 0) {
-    return decided('failed', {
-      cause: 'sender_domain_unverified',
-      reply: 'The domain of `from` no longer exists, so the message cannot be signed.',
-    });
+    return unverified(
+      `The domain of \`from\`, ${delivery.fromDomain}, no longer exists, so the message cannot be signed. Add and verify the domain, then send again.`,
+    );
   }
-  const signatures = await d.sign(raw, signer, delivery.createdAt);
+  if (!signer.canSend) {
+    return unverified(
+      `The domain ${signer.domain} may not send any more: its DNS records are not verified, or sending was switched off. Verify the domain, then send again.`,
+    );
+  }
+  const signatures = await d.sign(bytes.whole ?? bytes.pieces(), signer, delivery.createdAt);
   const local = mintReturnPathLocal({
     emailId: delivery.emailId,
     position: delivery.position,
@@ -137,15 +160,45 @@ async function prepare(
     signer.domain === delivery.fromDomain
       ? `${signer.returnPathLabel}.${signer.domain}`
       : d.returnPath.hostname;
+  const { whole } = bytes;
   return {
-    chunks: [signatures, raw],
-    sizeBytes: signatures.length + raw.length,
+    body: () => (whole === null ? joined(signatures, bytes.pieces()) : [signatures, whole]),
+    bytes,
+    sizeBytes: signatures.length + bytes.sizeBytes,
     mailFrom: `${local}@${host}`,
+    // The sink is this machine, and has no certificate.
+    needsTls: signer.tls === 'enforced' && delivery.lane !== SINK_LANE,
   };
 }
 
-const isReusable = (session: Session): boolean =>
-  session.isOpen() && session.sent < MESSAGES_PER_SESSION_MAX;
+/** Who was to sign when the email was accepted; where that domain was removed, the one that has its name now. */
+async function findSigner(
+  d: AttemptDependencies,
+  delivery: ClaimedDelivery,
+): Promise<Signer | null> {
+  const { signingTenantId, signingDomainId, tenantId, fromDomain } = delivery;
+  const bound =
+    signingTenantId === null || signingDomainId === null
+      ? null
+      : await d.signerOf(signingTenantId, signingDomainId);
+  return bound ?? d.signerByName(tenantId, fromDomain);
+}
+
+const unverified = (reply: string): Decided =>
+  decided('failed', { cause: 'domain_not_verified', enhanced: '5.7.1', reply });
+
+async function* joined(signatures: Buffer, pieces: AsyncIterable<Buffer>): AsyncGenerator<Buffer> {
+  yield signatures;
+  yield* pieces;
+}
+
+const withTls = (target: Target): Target =>
+  target.tls === 'opportunistic' ? { ...target, tls: 'required' } : target;
+
+const isReusable = (session: Session, { needsTls }: Prepared): boolean =>
+  session.isOpen() &&
+  session.sent < MESSAGES_PER_SESSION_MAX &&
+  (!needsTls || session.tls !== null);
 
 function drop(line: Line): void {
   line.session?.close();
@@ -170,6 +223,9 @@ async function converse(
       last = { target, failure: opened };
       continue;
     }
+    if (about.prepared.needsTls && opened.tls === null) {
+      throw new Error('a session without encryption, where it is required');
+    }
     line.session = opened;
     const result = await sendOver(d, { session: opened, ...about });
     if (result !== 'stale') return result;
@@ -185,7 +241,22 @@ async function converse(
     };
   }
   if (last === null) return decided('deferred', { cause: 'no_usable_host', stage: 'dns' });
-  return fromFailure(last.target, last.failure);
+  if (about.prepared.needsTls && last.failure.stage === 'tls') {
+    return fromPlainHost(last.target, last.failure, about.delivery);
+  }
+  return fromFailure({ d, delivery: about.delivery, target: last.target }, last.failure);
+}
+
+/** A host that cannot be reached as the sender asks for: it may learn TLS, and the sender may change the setting. */
+function fromPlainHost(target: Target, failure: Failure, delivery: ClaimedDelivery): Decided {
+  return decided('deferred', {
+    host: target.host,
+    address: target.address,
+    port: target.port,
+    stage: 'tls',
+    cause: 'tls_required',
+    reply: `The domain ${delivery.fromDomain} is set to \`tls: enforced\`, and no encrypted connection to ${target.host} could be made: ${failure.reply ?? failure.message}`,
+  });
 }
 
 /** Opens a session; where TLS is a wish and fails, the same host is asked again without it. */
@@ -238,10 +309,12 @@ async function sendOver(
   const result = await session.send({
     mailFrom: prepared.mailFrom,
     rcptTo: delivery.recipient,
-    chunks: prepared.chunks,
+    body: prepared.body(),
     sizeBytes: prepared.sizeBytes,
     onDot: () => d.onDot(delivery),
   });
+  // The connection was given up over our own disk: the peer is not to blame.
+  if (prepared.bytes.fault !== null) throw prepared.bytes.fault;
   if (result.kind === 'accepted') {
     const reply = parseReply(result.reply);
     return decided('delivered', {
@@ -262,24 +335,36 @@ async function sendOver(
       });
     }
     if (!isFirst) return 'stale';
-    return fromFailure(target, result, session.tls);
+    return fromFailure({ d, delivery, target }, result, session.tls);
   }
   // RFC 5321 §3.8: 421 at MAIL says that this connection has carried enough, not that the mail is unwelcome.
   if (!isFirst && result.stage === 'mail' && result.reply?.startsWith('421')) return 'stale';
-  return fromFailure(target, result, session.tls);
+  return fromFailure({ d, delivery, target }, result, session.tls);
 }
 
 /** A reply decides by its stage and code; where none came, only what cannot be sent at all bounces. */
-function fromFailure(target: Target, failure: Failure, tls: string | null = null): Decided {
+function fromFailure(
+  about: {
+    readonly d: Pick<AttemptDependencies, 'bounceRules'>;
+    readonly delivery: ClaimedDelivery;
+    readonly target: Target;
+  },
+  failure: Failure,
+  tls: string | null = null,
+): Decided {
+  const { target } = about;
   const via = { host: target.host, address: target.address, port: target.port, tls };
   const reply = failure.reply === null ? null : parseReply(failure.reply);
-  const about = { ...via, stage: failure.stage, reply: failure.reply ?? failure.message };
+  const said = { ...via, stage: failure.stage, reply: failure.reply ?? failure.message };
   if (reply === null) {
     const verdict = failure.cause === 'message_refused' ? 'bounced' : 'deferred';
-    return decided(verdict, { ...about, cause: failure.cause });
+    return decided(verdict, { ...said, cause: failure.cause });
   }
-  const outcome = outcomeOfReply({ reply, stage: failure.stage, via });
-  const evidence = { ...about, code: reply.code, enhanced: reply.enhanced };
+  const { stage } = failure;
+  const { tenantId } = about.delivery;
+  const rule = findBounceRule(about.d.bounceRules, { reply, stage, host: target.host, tenantId });
+  const outcome = outcomeOfReply({ reply, stage, via, rule });
+  const evidence = { ...said, code: reply.code, enhanced: reply.enhanced };
   return outcome.kind === 'delivered'
     ? decided('delivered', evidence)
     : decided(outcome.kind, { ...evidence, cause: outcome.cause });

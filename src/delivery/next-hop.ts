@@ -4,6 +4,8 @@ import { lookup } from 'node:dns/promises';
 import { isIP } from 'node:net';
 import type { MxFinder } from '../dns/mx.ts';
 import type { Cause } from '../mail/outcome.ts';
+import { SANDBOX_DOMAIN } from '../mail/sandbox.ts';
+import { SANDBOX_LANE, SINK_LANE } from '../store/delivery.ts';
 import type { Target } from './session.ts';
 
 export type NextHops =
@@ -33,7 +35,6 @@ export interface NextHopDependencies {
   readonly mxPort: number;
 }
 
-export const SINK_LANE = 'sink';
 export const SMARTHOST_LANE = 'smarthost';
 const MX_PREFIX = 'mx:';
 /** Postfix's smtp_mx_address_limit. */
@@ -43,11 +44,13 @@ const ADDRESSES_MAX = 5;
 export const laneFor =
   (delivery: 'sink' | 'smarthost' | 'direct') =>
   (domain: string): string =>
-    delivery === 'sink'
-      ? SINK_LANE
-      : delivery === 'smarthost'
-        ? SMARTHOST_LANE
-        : `${MX_PREFIX}${domain}`;
+    domain === SANDBOX_DOMAIN
+      ? SANDBOX_LANE
+      : delivery === 'sink'
+        ? SINK_LANE
+        : delivery === 'smarthost'
+          ? SMARTHOST_LANE
+          : `${MX_PREFIX}${domain}`;
 
 const none = (permanent: boolean, cause: Cause, about: [string, string]): NextHops => ({
   kind: 'none',

@@ -3,7 +3,7 @@
 //
 // After `send` returned kind `lost` the session is closed. `dotSent` tells the two losses apart: before
 // the final dot nobody has the message; after it, nobody knows (RFC 1047).
-import { connect, type Socket } from 'node:net';
+import { connect, isIP, type Socket } from 'node:net';
 import { Readable } from 'node:stream';
 import type { TLSSocket } from 'node:tls';
 import SMTPConnection from 'nodemailer/lib/smtp-connection';
@@ -41,6 +41,9 @@ export type SendResult =
   | ({ readonly kind: 'refused' } & Failure)
   | ({ readonly kind: 'lost'; readonly dotSent: boolean } & Failure);
 
+/** The message from its first byte to its last: in memory, or read as the connection takes it. */
+export type MessageBody = readonly Buffer[] | AsyncIterable<Buffer>;
+
 export interface Session {
   readonly target: Target;
   /** Protocol and cipher, or null in plaintext. */
@@ -53,7 +56,7 @@ export interface Session {
   send(message: {
     readonly mailFrom: string;
     readonly rcptTo: string;
-    readonly chunks: readonly Buffer[];
+    readonly body: MessageBody;
     readonly sizeBytes: number;
     /** Called once, before the final dot is handed to the socket. */
     readonly onDot: () => void;
@@ -72,6 +75,8 @@ const OPEN_MAX_MS = 120_000;
 const BODY_MAX_MS = 300_000;
 const SLOWEST_BYTES_PER_S = 10_000;
 const DOT_MAX_MS = 660_000;
+/** The refusal is known by then, and a new connection costs less than a long wait. */
+const RESET_MAX_MS = 5_000;
 
 /** Resolves with a session that is ready for MAIL, or with the failure that prevented it. */
 export async function openSession(
@@ -97,7 +102,12 @@ export async function openSession(
     greetingTimeout: GREETING_TIMEOUT_MS,
     connectionTimeout: GREETING_TIMEOUT_MS,
     socketTimeout: IDLE_TIMEOUT_MS,
-    tls: { rejectUnauthorized: target.verify, minVersion: 'TLSv1.2', servername: target.host },
+    tls: {
+      rejectUnauthorized: target.verify,
+      minVersion: 'TLSv1.2',
+      // RFC 6066 §3: a name, never an address; Node refuses one.
+      ...(isIP(target.host) === 0 ? { servername: target.host } : {}),
+    },
   });
   connection.on('error', () => undefined); // told through the steps below; an error event without a listener ends the process
   const opened = await greet(connection, target);
@@ -198,7 +208,14 @@ function describe(error: EngineError, stage: Stage): Failure {
   if (reply !== null) return failure(stage, 'protocol_error', reply, reply);
   const cause =
     stage === 'tls' ? 'tls_failed' : stage === 'auth' ? 'auth_failed' : 'connection_lost';
-  return failure(stage, cause, null, error.message);
+  return failure(stage, cause, null, plainly(error.message));
+}
+
+/** Without what OpenSSL and Node say to programmers: places in memory and in sources, switches of the program. */
+function plainly(message: string): string {
+  return message
+    .replace(/[0-9A-F]+:error:[0-9A-F]+:[^:]*:[^:]*:([^:]+):.*/s, '$1')
+    .replace(/; if the root CA .*/s, '');
 }
 
 function createSession(connection: SMTPConnection, target: Target, dialled: Socket): Session {
@@ -234,7 +251,7 @@ function createSession(connection: SMTPConnection, target: Target, dialled: Sock
     async send(message) {
       sent += 1;
       let dotSent = false;
-      const body = source(message.chunks, () => {
+      const body = source(message.body, () => {
         message.onDot(); // throws when the dot must not leave
         dotSent = true;
         watchdog.refresh(DOT_MAX_MS);
@@ -260,9 +277,14 @@ function createSession(connection: SMTPConnection, target: Target, dialled: Sock
       });
       connection.removeListener('end', onEnd);
       watchdog.end();
-      if (result.kind === 'lost') connection.close();
+      body.destroy(); // closes what it reads from, wherever it stopped
+      // Answered before all of it left: what came next over this connection would become a part of this message.
+      const isHalf = (connection as unknown as { _currentDataStream: unknown })._currentDataStream;
+      if (result.kind === 'lost' || Boolean(isHalf)) connection.close();
       else if (result.kind === 'refused' && result.stage !== 'dot') await reset();
-      return result;
+      if (result.kind !== 'accepted' || !isHalf) return result;
+      const why = 'the peer took the message before it was complete';
+      return { kind: 'lost', dotSent, ...failure('data', 'protocol_error', null, why) };
     },
   };
 
@@ -270,11 +292,17 @@ function createSession(connection: SMTPConnection, target: Target, dialled: Sock
   function reset(): Promise<void> {
     if (!isOpen) return Promise.resolve();
     return new Promise((resolve) => {
-      connection.once('end', resolve);
-      connection.reset((error) => {
-        connection.removeListener('end', resolve);
-        if (error) connection.close();
+      const watchdog = createWatchdog(() => connection.close());
+      watchdog.refresh(RESET_MAX_MS);
+      const done = (): void => {
+        watchdog.end();
+        connection.removeListener('end', done);
         resolve();
+      };
+      connection.once('end', done);
+      connection.reset((error) => {
+        if (error) connection.close();
+        done();
       });
     });
   }
@@ -282,6 +310,11 @@ function createSession(connection: SMTPConnection, target: Target, dialled: Sock
 
 function toResult(error: EngineError, dotSent: boolean): SendResult {
   const about = describe(error, dotSent ? 'dot' : stageOf(error, false));
+  // The peer has the whole message, and what it says is neither yes nor no: answers have got out of step.
+  if (dotSent && about.reply !== null && !/^[45]/.test(about.reply)) {
+    const why = `the peer answered the final dot with ${about.reply}`;
+    return { kind: 'lost', dotSent, ...failure('dot', 'protocol_error', null, why) };
+  }
   // A reply to the dot is an answer even when the connection then broke.
   if (about.reply !== null && (error.code === 'EENVELOPE' || error.code === 'EMESSAGE')) {
     return { kind: 'refused', ...about };
@@ -310,7 +343,16 @@ function createWatchdog(bite: () => void): { refresh(ms: number): void; end(): v
 }
 
 /** The message in slices, and the last thing before its end is to call `onDot`. */
-function source(chunks: readonly Buffer[], onDot: () => void): Readable {
+function source(body: MessageBody, onDot: () => void): Readable {
+  if (Array.isArray(body)) return fromMemory(body as readonly Buffer[], onDot);
+  const read = async function* (): AsyncGenerator<Buffer> {
+    yield* body;
+    onDot();
+  };
+  return Readable.from(read(), { objectMode: false, highWaterMark: SLICE_BYTES });
+}
+
+function fromMemory(chunks: readonly Buffer[], onDot: () => void): Readable {
   let chunk = 0;
   let offset = 0;
   return new Readable({

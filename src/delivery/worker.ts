@@ -13,6 +13,7 @@ import { attempt, type AttemptDependencies, type Line } from './attempt.ts';
 import { openJournal, type Journal } from './journal.ts';
 import { createLane, type Lane } from './lane.ts';
 import { createSettler } from './settler.ts';
+import { WHOLE_MAX_BYTES } from './stored-bytes.ts';
 
 export interface WorkerOptions {
   readonly store: Store;
@@ -55,7 +56,7 @@ const STRAYS_MS = 60_000;
 const STRAYS_MAX = 5_000;
 /** Lanes that have nothing left are forgotten above this number. */
 const LANES_MAX = 5_000;
-/** Large messages under way at once, in bytes: bounds the memory of parallel attachments. */
+/** What messages from the blob store may take of memory at once; one in pieces counts as WHOLE_MAX_BYTES. */
 const LARGE_BYTES_MAX = 96 * 1024 * 1024;
 
 const limitsOf = (lane: string): typeof MX_LANE =>
@@ -113,21 +114,17 @@ export async function startWorker(options: WorkerOptions): Promise<Worker> {
   const work = async (line: Line, delivery: ClaimedDelivery): Promise<void> => {
     while (settler.isBehind() && !stopping) await sleep(100);
     const isLarge = delivery.raw === null;
-    while (
-      isLarge &&
-      !stopping &&
-      largeBytes > 0 &&
-      largeBytes + delivery.rawSizeBytes > LARGE_BYTES_MAX
-    ) {
+    const memoryBytes = Math.min(delivery.rawSizeBytes, WHOLE_MAX_BYTES);
+    while (isLarge && !stopping && largeBytes > 0 && largeBytes + memoryBytes > LARGE_BYTES_MAX) {
       await sleep(20);
     }
     if (stopping || isLeaseOld()) {
       await giveBack([delivery]);
       return;
     }
-    if (isLarge) largeBytes += delivery.rawSizeBytes;
+    if (isLarge) largeBytes += memoryBytes;
     const settlement = await decide(line, delivery);
-    if (isLarge) largeBytes -= delivery.rawSizeBytes;
+    if (isLarge) largeBytes -= memoryBytes;
     try {
       journal.result(settlement);
     } catch (error) {
@@ -241,7 +238,7 @@ export async function startWorker(options: WorkerOptions): Promise<Worker> {
         const busy = [...lanes.values()].filter(
           (lane) => lane.isStalled() || lane.queued() >= limitsOf(lane.name).queuedMax,
         );
-        const claimed = await claim(store.pool, {
+        const claimed = await claim(store, {
           epoch,
           max: room,
           perTenant: Math.min(room, PER_TENANT_MAX),

@@ -220,7 +220,7 @@ test('what is signed is what a session sends', async () => {
       const result = await session.send({
         mailFrom: 'ann@sender.example',
         rcptTo: 'bob@receiver.example',
-        chunks: [fields, message],
+        body: [fields, message],
         sizeBytes: fields.length + message.length,
         onDot: () => undefined,
       });
