@@ -8,16 +8,13 @@
 //   blocked@ 554 5.7.1    slow@ 250 after a pause         drop-after-dot@ no reply to the dot, nothing stored
 //   ok@ and all others 250
 //
-// Refuses what is above a limit below, and relays nothing. smtp-server speaks the protocol; the two
-// subclasses at the end are the only code that touches its inside, which package.json pins.
+// Refuses what is above a limit below, and relays nothing.
 import { once } from 'node:events';
-import type { AddressInfo, Socket } from 'node:net';
-import { SMTPServer } from 'smtp-server';
+import type { AddressInfo } from 'node:net';
 import type { SMTPServerDataStream, SMTPServerSession } from 'smtp-server';
-import { SMTPConnection } from 'smtp-server/lib/smtp-connection.js';
-import type { SMTPConnectionOptions } from 'smtp-server/lib/smtp-connection.js';
 import builtInTlsOptions from 'smtp-server/lib/tls-options.js';
 import type { Logger } from '../log.ts';
+import { Listener, refusal, type Reply } from './listener.ts';
 
 export interface SinkMessageInput {
   /** Empty for the null sender. */
@@ -80,26 +77,20 @@ const STOP_GRACE_MS = 2_000;
 // RFC 5321 §4.5.3.2.7: a server waits at least 5 minutes for the next command.
 const IDLE_TIMEOUT_MS = 300_000;
 
-/** A reply with its enhanced status code in front of the text (RFC 2034 §4). */
-interface Refusal {
-  readonly code: number;
-  readonly text: string;
-}
-
-const TEMPFAIL: Refusal = { code: 451, text: '4.3.0 Temporary failure, try again later' };
-const REFUSALS: Readonly<Record<string, Refusal>> = {
+const TEMPFAIL: Reply = { code: 451, text: '4.3.0 Temporary failure, try again later' };
+const REFUSALS: Readonly<Record<string, Reply>> = {
   reject: { code: 550, text: '5.1.1 No such mailbox' },
   full: { code: 452, text: '4.2.2 Mailbox is full' },
   blocked: { code: 554, text: '5.7.1 Blocked, the sending host is listed' },
 };
-const NOT_STORED: Refusal = { code: 451, text: '4.3.0 The message could not be stored' };
-const NO_MEMORY: Refusal = { code: 452, text: '4.3.1 Too much mail at once, try again later' };
-const TOO_MANY_LINES: Refusal = {
+const NOT_STORED: Reply = { code: 451, text: '4.3.0 The message could not be stored' };
+const NO_MEMORY: Reply = { code: 452, text: '4.3.1 Too much mail at once, try again later' };
+const TOO_MANY_LINES: Reply = {
   code: 552,
   text: `5.3.4 The message has more than ${HEADER_LINES_MAX} header lines`,
 };
-const STOPPING: Refusal = { code: 421, text: '4.3.2 The sink is shutting down' };
-const TOO_MANY_CLIENTS: Refusal = { code: 421, text: '4.3.2 Too many connections' };
+const STOPPING: Reply = { code: 421, text: '4.3.2 The sink is shutting down' };
+const TOO_MANY_CLIENTS: Reply = { code: 421, text: '4.3.2 Too many connections' };
 
 /** Resolves when the sink listens; rejects when it cannot (a port in use). */
 export async function startSink(options: SinkOptions): Promise<Sink> {
@@ -109,32 +100,35 @@ export async function startSink(options: SinkOptions): Promise<Sink> {
   let bufferedBytes = 0;
   let stopping: Promise<void> | null = null;
 
-  const server = new SinkServer({
-    name: options.hostname,
-    banner: 'Mailstead sink',
-    heloResponse: '%s greets %s',
-    size: options.maxMessageBytes ?? MESSAGE_BYTES_MAX,
-    rejectOversized: true,
-    maxRecipients: RECIPIENTS_MAX,
-    maxCommandLength: COMMAND_BYTES_MAX,
-    socketTimeout: IDLE_TIMEOUT_MS,
-    disableReverseLookup: true,
-    hideENHANCEDSTATUSCODES: false,
-    // Whatever is between the angle brackets is accepted: the sink judges no address.
-    lenientAddressParsing: true,
-    logger: false,
-    minVersion: 'TLSv1.2',
-    ...(tls === null ? {} : { key: tls.key, cert: tls.cert }),
-    disabledCommands: ['AUTH', 'WIZ', 'SHELL', 'KILL', ...(tls === null ? ['STARTTLS'] : [])],
-    // The defaults of these three wait a turn of the event loop each.
-    onConnect: (_session, reply) => reply(stopping === null ? null : refusal(STOPPING)),
-    // One step of every transaction must not be synchronous: smtp-server loses the rest of a write that
-    // holds two whole messages when it can run through the second one while it still ends the first.
-    onMailFrom: (_address, _session, reply) =>
-      queueMicrotask(() => reply(stopping === null ? null : refusal(STOPPING))),
-    onRcptTo: ({ address }, _session, reply) => answerRecipient(address, reply),
-    onData: receive,
-  });
+  const server = new Listener(
+    {
+      name: options.hostname,
+      banner: 'Mailstead sink',
+      heloResponse: '%s greets %s',
+      size: options.maxMessageBytes ?? MESSAGE_BYTES_MAX,
+      rejectOversized: true,
+      maxRecipients: RECIPIENTS_MAX,
+      maxCommandLength: COMMAND_BYTES_MAX,
+      socketTimeout: IDLE_TIMEOUT_MS,
+      disableReverseLookup: true,
+      hideENHANCEDSTATUSCODES: false,
+      // Whatever is between the angle brackets is accepted: the sink judges no address.
+      lenientAddressParsing: true,
+      logger: false,
+      minVersion: 'TLSv1.2',
+      ...(tls === null ? {} : { key: tls.key, cert: tls.cert }),
+      disabledCommands: ['AUTH', 'WIZ', 'SHELL', 'KILL', ...(tls === null ? ['STARTTLS'] : [])],
+      // The defaults of these three wait a turn of the event loop each.
+      onConnect: (_session, reply) => reply(stopping === null ? null : refusal(STOPPING)),
+      // One step of every transaction must not be synchronous: smtp-server loses the rest of a write that
+      // holds two whole messages when it can run through the second one while it still ends the first.
+      onMailFrom: (_address, _session, reply) =>
+        queueMicrotask(() => reply(stopping === null ? null : refusal(STOPPING))),
+      onRcptTo: ({ address }, _session, reply) => answerRecipient(address, reply),
+      onData: receive,
+    },
+    { connectionsMax: CONNECTIONS_MAX, tooMany: TOO_MANY_CLIENTS, stopping: STOPPING },
+  );
 
   function answerRecipient(address: string, reply: (error?: Error | null) => void): void {
     const fault = faultOf(address);
@@ -156,7 +150,7 @@ export async function startSink(options: SinkOptions): Promise<Sink> {
   ): void {
     let chunks: Buffer[] = [];
     let sizeBytes = 0;
-    let refused: Refusal | null = null;
+    let refused: Reply | null = null;
     const release = (): void => {
       bufferedBytes -= sizeBytes;
       sizeBytes = 0;
@@ -280,91 +274,4 @@ function hasTooManyHeaderLines(raw: Buffer): boolean {
     start = end + 1;
   }
   return true;
-}
-
-/** smtp-server takes refusals as errors. */
-function refusal({ code, text }: Refusal): Error {
-  return Object.assign(new Error(text), { responseCode: code });
-}
-
-/** The listener: makes our connections and can reach each of them. */
-class SinkServer extends SMTPServer {
-  /** By session id, until the socket is closed. `connections` forgets them when closing begins. */
-  private readonly live = new Map<string, SinkConnection>();
-
-  override connect(socket: Socket, options?: SMTPConnectionOptions | null): void {
-    const connection = new SinkConnection(this, socket, options);
-    this.connections.add(connection);
-    this.live.set(connection.id, connection);
-    connection.on('error', (error: Error) => this.emit('error', error));
-    connection.on('closed', () => this.live.delete(connection.id));
-    connection.init();
-  }
-
-  /** Says goodbye, and closes. */
-  dismiss(id: string): void {
-    this.live.get(id)?.send(STOPPING.code, STOPPING.text);
-  }
-
-  dismissIdle(): void {
-    for (const connection of this.live.values()) {
-      if (!connection.isInTransaction()) this.dismiss(connection.id);
-    }
-  }
-
-  /** Closes without a word. */
-  drop(id: string): void {
-    this.live.get(id)?._socket.destroy();
-  }
-
-  destroyAll(): void {
-    for (const id of this.live.keys()) this.drop(id);
-  }
-}
-
-const ENHANCED_CODE = /^[245]\.\d{1,3}\.\d{1,3} /;
-/** A path whose local part is quoted, which may hold spaces, `@` and brackets (RFC 5321 §4.1.2). */
-const QUOTED_PATH = /^([^:<]*:\s*<)("(?:[^"\\\p{Cc}]|\\\P{Cc})*")(@[^<>@\s]+>.*)$/su;
-/** The address in a path, without the source route. */
-const PATH = /^[^<]*<(?:@[^<>:]*:)?([^<>\s]+)>/u;
-
-class SinkConnection extends SMTPConnection {
-  isInTransaction(): boolean {
-    // There is no session before the greeting.
-    return Boolean(this.session.envelope?.mailFrom);
-  }
-
-  // Greets at once: smtp-server waits 100 ms here, to catch clients that talk too early.
-  override init(): void {
-    this._setListeners(() => {
-      if (this._server.connections.size <= CONNECTIONS_MAX) return this.connectionReady();
-      this.send(TOO_MANY_CLIENTS.code, TOO_MANY_CLIENTS.text);
-    });
-  }
-
-  // smtp-server derives the enhanced code from the reply code alone; ours stands in the text.
-  override send(code: number, data?: string | string[] | null, context?: string | false): void {
-    const carriesOwn = typeof data === 'string' && ENHANCED_CODE.test(data);
-    super.send(code, data, carriesOwn ? false : context);
-  }
-
-  // Keeps the address as it was written: smtp-server turns A-labels into Unicode and knows no quotes.
-  override _parseAddressCommand(
-    name: string,
-    command: Buffer | string,
-  ): ReturnType<SMTPConnection['_parseAddressCommand']> {
-    const line = command.toString();
-    const [, before, quoted, after] = QUOTED_PATH.exec(line) ?? [];
-    const plain = quoted === undefined ? line : `${before}quoted${after}`;
-    const parsed = super._parseAddressCommand(name, plain);
-    const written = PATH.exec(plain)?.[1];
-    if (parsed === false || written === undefined) return parsed;
-    const address = quoted === undefined ? written : `${quoted}${written.slice('quoted'.length)}`;
-    return { ...parsed, address };
-  }
-
-  override _onClose(): void {
-    super._onClose();
-    this.emit('closed');
-  }
 }

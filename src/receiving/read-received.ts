@@ -1,0 +1,141 @@
+// Reads back what arrived for a tenant: the list, one message, its files and its bytes.
+import type { Caller } from '../access/keys.ts';
+import { checkPage, pageOf, refuseCursor, toPage, type PageRequest } from '../access/page.ts';
+import { parseAside } from '../mail/parse-aside.ts';
+import type { BlobStore } from '../store/blob.ts';
+import type { Store } from '../store/orm.ts';
+import {
+  ReceivedContent,
+  ReceivedEmail,
+  type ReceivedAttachment,
+} from '../store/received-email.ts';
+
+export type ReceivedSummary = InstanceType<typeof ReceivedEmail.class>;
+export type ReceivedRecord = ReceivedSummary & {
+  readonly content: Pick<
+    InstanceType<typeof ReceivedContent.class>,
+    'html' | 'text' | 'headers' | 'rawSizeBytes'
+  >;
+};
+
+export interface ReceivedDependencies {
+  readonly store: Store;
+  readonly blobs: BlobStore;
+}
+
+export interface ReceivedPage<T> {
+  readonly items: readonly T[];
+  readonly hasMore: boolean;
+}
+
+/** What the API can do with received emails. */
+export interface ReceivingVerbs {
+  list(caller: Caller, page: PageRequest): Promise<ReceivedPage<ReceivedSummary>>;
+  find(caller: Caller, id: string): Promise<ReceivedRecord | null>;
+  inlineImages(caller: Caller, email: ReceivedRecord): Promise<string | null>;
+  attachmentsOf(email: ReceivedRecord, page: PageRequest): ReceivedPage<ReceivedAttachment>;
+}
+
+export function createReceivingVerbs(d: ReceivedDependencies): ReceivingVerbs {
+  return {
+    list: (caller, page) => listReceived(d.store, caller.tenantId, page),
+    find: (caller, id) => findReceived(d.store, caller.tenantId, id),
+    inlineImages: (caller, email) => inlineImages(d, caller.tenantId, email),
+    attachmentsOf: (email, page) => pageOf(email.attachments, page),
+  };
+}
+
+/** Of the images that one message shows inline, as data URIs. */
+const INLINED_MAX_BYTES = 20 * 1024 * 1024;
+
+/** A page of what arrived, newest first. */
+async function listReceived(
+  store: Store,
+  tenantId: string,
+  page: PageRequest,
+): Promise<ReceivedPage<ReceivedSummary>> {
+  const cursor = checkPage(page);
+  const at = cursor.after ?? cursor.before;
+  const em = store.em();
+  if (at !== null && (await em.count(ReceivedEmail, { tenantId, id: at })) === 0) {
+    refuseCursor(cursor);
+  }
+  const rows = await em.find(
+    ReceivedEmail,
+    {
+      tenantId,
+      ...(cursor.after === null ? {} : { id: { $lt: cursor.after } }),
+      ...(cursor.before === null ? {} : { id: { $gt: cursor.before } }),
+    },
+    { orderBy: { id: cursor.before === null ? 'desc' : 'asc' }, limit: cursor.limit + 1 },
+  );
+  return toPage(rows, cursor);
+}
+
+/** The tenant's received email, or null: missing and foreign are the same. */
+export async function findReceived(
+  store: Store,
+  tenantId: string,
+  id: string,
+): Promise<ReceivedRecord | null> {
+  const em = store.em();
+  const email = await em.findOne(ReceivedEmail, { tenantId, id });
+  if (email === null) return null;
+  const content = await em.findOneOrFail(
+    ReceivedContent,
+    { tenantId, emailId: id },
+    { exclude: ['raw'] },
+  );
+  return Object.assign(email, { content });
+}
+
+/** The bytes as they came, with our trace fields on top; null: no such email, or they are gone. */
+export async function readReceivedRaw(
+  d: ReceivedDependencies,
+  tenantId: string,
+  id: string,
+): Promise<Buffer | null> {
+  const content = await d.store.em().findOne(ReceivedContent, { tenantId, emailId: id });
+  if (content === null) return null;
+  if (content.raw) return Buffer.from(content.raw);
+  return content.blobKey ? d.blobs.get(content.blobKey) : null;
+}
+
+/** A file of the received email with its bytes, or null. */
+export async function readReceivedAttachment(
+  d: ReceivedDependencies,
+  tenantId: string,
+  at: { readonly emailId: string; readonly attachmentId: string },
+): Promise<{ readonly about: ReceivedAttachment; readonly content: Buffer } | null> {
+  const email = await d.store.em().findOne(ReceivedEmail, { tenantId, id: at.emailId });
+  const position = email?.attachments.findIndex(({ id }) => id === at.attachmentId) ?? -1;
+  if (email === null || position === -1) return null;
+  const raw = await readReceivedRaw(d, tenantId, at.emailId);
+  const part = raw === null ? undefined : (await parseAside(raw))?.attachments[position];
+  return part === undefined ? null : { about: email.attachments[position]!, content: part.content };
+}
+
+/** The HTML with the images of the message inside it, so that it shows without any further request. */
+async function inlineImages(
+  d: ReceivedDependencies,
+  tenantId: string,
+  email: ReceivedRecord,
+): Promise<string | null> {
+  const html = email.content.html ?? null;
+  if (html === null || !/\bcid:/.test(html)) return html;
+  const raw = await readReceivedRaw(d, tenantId, email.id);
+  const parts = (raw === null ? null : await parseAside(raw))?.attachments ?? [];
+  const images = new Map(
+    parts
+      .filter(({ contentId, contentType }) => contentId !== null && /^image\/\w+/.test(contentType))
+      .map((part) => [part.contentId!, part]),
+  );
+  let inlinedBytes = 0;
+  return html.replace(/\bcid:([^'"\s>)]{1,256})/g, (link, id: string) => {
+    const image = images.get(id);
+    if (image === undefined) return link;
+    inlinedBytes += image.content.length;
+    if (inlinedBytes > INLINED_MAX_BYTES) return link;
+    return `data:${image.contentType};base64,${image.content.toString('base64')}`;
+  });
+}
