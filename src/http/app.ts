@@ -3,17 +3,23 @@
 // routes check the fields (422) and call a verb. Nothing of a body is looked at for a caller we do not know.
 import express, { type NextFunction, type Request, type Response } from 'express';
 import type { Caller } from '../access/keys.ts';
-import type { RateLimiter } from '../access/rate-limit.ts';
+import type { Rate, RateLimiter } from '../access/rate-limit.ts';
 import { Refusal } from '../access/refusal.ts';
+import type { RequestLogWriter } from '../access/request-log.ts';
 import type { Logger } from '../log.ts';
+import { createBatchSifter } from './batch-items.ts';
 import { bearerToken, restriction, setCaller } from './authenticate.ts';
-import { BODIES_MAX_BYTES, BODY_MAX_BYTES, createBodyBudget, createBodyReader } from './body.ts';
+import { createBodyBudget } from './body-budget.ts';
+import { BODIES_MAX_BYTES, BODY_MAX_BYTES, createBodyReader } from './body.ts';
 import { setCommonHeaders } from './common-headers.ts';
 import { createErrorHandler, sendRefusal } from './envelope.ts';
 import type { Answerer } from './front-door.ts';
 import { addReference, readOpenApi, REFERENCE_PATHS } from './reference.ts';
+import { createLinkHandler, LINK_ROUTE } from './links.ts';
+import { logAnswer, noteBody } from './request-log.ts';
 import { createRouteTable } from './routes.ts';
 import { RegisterRoutes } from './routes.gen.ts';
+import { openSpool } from './spool.ts';
 import type { Verbs } from './verbs.ts';
 
 export interface AppOptions {
@@ -21,6 +27,9 @@ export interface AppOptions {
   readonly log: Logger;
   readonly authenticate: (token: string) => Promise<Caller | null>;
   readonly limiter: RateLimiter;
+  readonly requestLog: Pick<RequestLogWriter, 'record'>;
+  /** For large attachments while their request lasts; nobody else writes there. */
+  readonly spoolFolder: string;
   /** What is missing for this process to work; empty when it is ready. */
   readonly missing: () => Promise<readonly { what: string; why: string }[]>;
 }
@@ -56,7 +65,9 @@ export function createApp(options: AppOptions): Answerer {
   open.get('/', (_request, response) => {
     response.redirect('/docs');
   });
-  const openPaths = ['/health/live', '/health/ready', ...REFERENCE_PATHS, '/'];
+  const { links, openers } = options.verbs;
+  open.get(LINK_ROUTE, createStrangerLimit(options.limiter), createLinkHandler({ links, openers }));
+  const openPaths = ['/health/live', '/health/ready', ...REFERENCE_PATHS, LINK_ROUTE, '/'];
   open.all(openPaths, (_request, response) => {
     response.setHeader('allow', OPEN_METHODS.join(', '));
     sendRefusal(response, new Refusal('method_not_allowed', 'Use GET here.'));
@@ -66,8 +77,11 @@ export function createApp(options: AppOptions): Answerer {
   const api = express.Router({ caseSensitive: true });
   api.use(createGate(options));
   // Programs that forget the content type mean JSON too; nothing else is spoken here.
-  api.use(createBodyReader(createBodyBudget(BODIES_MAX_BYTES)));
-  RegisterRoutes(api);
+  api.use(createBodyReader(createBodyBudget(BODIES_MAX_BYTES), openSpool(options.spoolFolder)));
+  api.use(noteBody);
+  const routes = express.Router({ caseSensitive: true });
+  RegisterRoutes(routes);
+  api.use(routes, createBatchSifter(routes));
   app.use('/api', api);
   app.use('/', api);
   app.use(createErrorHandler(options.log));
@@ -92,11 +106,19 @@ function createGate(options: AppOptions) {
     const methods = routes.methodsOf(path);
     const method = request.method === 'HEAD' ? 'GET' : request.method;
     const token = bearerToken(request);
-    const caller = token === null || methods === null ? null : await options.authenticate(token);
-    const rate = await options.limiter.take(
-      caller?.tenantId ?? `ip ${request.socket.remoteAddress ?? ''}`,
-    );
-    for (const [name, value] of Object.entries(rate.headers)) response.setHeader(name, value);
+    const stranger = request.socket.remoteAddress ?? '';
+    let caller: Caller | null = null;
+    try {
+      if (token !== null && methods !== null) caller = await options.authenticate(token);
+    } catch (error) {
+      setRate(response, await options.limiter.takeStranger(stranger));
+      throw error;
+    }
+    if (caller !== null) logAnswer(request, response, { caller, writer: options.requestLog });
+    const rate = await (caller === null
+      ? options.limiter.takeStranger(stranger)
+      : options.limiter.take(caller.tenantId));
+    setRate(response, rate);
     const refusal =
       methods === null
         ? new Refusal('not_found', `There is no ${shownPath(request)} here.`)
@@ -118,6 +140,20 @@ function createGate(options: AppOptions) {
     if (caller !== null) setCaller(request, caller);
     next();
   };
+}
+
+/** A link is all that its holder has: requests are counted by address, with those of callers without a key. */
+function createStrangerLimit(limiter: Pick<RateLimiter, 'takeStranger'>) {
+  return async (request: Request, response: Response, next: NextFunction): Promise<void> => {
+    const rate = await limiter.takeStranger(request.socket.remoteAddress ?? '');
+    setRate(response, rate);
+    if (rate.refusal === null) next();
+    else sendRefusal(response, rate.refusal);
+  };
+}
+
+function setRate(response: Response, { headers }: Rate): void {
+  for (const [name, value] of Object.entries(headers)) response.setHeader(name, value);
 }
 
 const refuseStranger = (token: string | null): Refusal =>

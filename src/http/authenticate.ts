@@ -31,6 +31,9 @@ export function expressAuthentication(request: Request, securityName: string): P
   return Promise.reject(new Refusal('missing_api_key', 'Missing API key.'));
 }
 
+/** Whose request it is; null before the gate. */
+export const tenantOf = (request: Request): string | null => callers.get(request)?.tenantId ?? null;
+
 /** The caller of a request that passed the gate. */
 export function callerOf(request: Request): Caller {
   const caller = callers.get(request);

@@ -3,6 +3,7 @@
 import type { ServerResponse } from 'node:http';
 import type { ErrorRequestHandler } from 'express';
 import { ValidateError, type FieldErrors } from '@tsoa/runtime';
+import { withoutSecrets } from '../access/redact.ts';
 import { Refusal, refuseFields, refuseUnavailable, type Issue } from '../access/refusal.ts';
 import type { Logger } from '../log.ts';
 
@@ -48,7 +49,7 @@ export function sendRefusal(response: ServerResponse, refusal: Refusal): void {
 export function createErrorHandler(log: Logger): ErrorRequestHandler {
   return (error: unknown, request, response, next) => {
     const refusal = toRefusal(error);
-    const about = { request_id: requestIdOf(response), path: request.path };
+    const about = { request_id: requestIdOf(response), path: withoutSecrets(request.path) };
     if (refusal.status === 503) {
       log.warn({ reason: (error as Error).message, ...about }, 'request refused for now');
     } else if (refusal.status >= 500) {
@@ -69,7 +70,7 @@ export const requestIdOf = (response: ServerResponse): string =>
 
 function toRefusal(error: unknown): Refusal {
   if (error instanceof Refusal) return error;
-  if (error instanceof ValidateError) return fromFields(error.fields);
+  if (error instanceof ValidateError) return refuseShape(error.fields);
   const unavailable = refuseUnavailable(error);
   if (unavailable !== null) return unavailable;
   if (error instanceof URIError) {
@@ -89,7 +90,7 @@ function toRefusal(error: unknown): Refusal {
 }
 
 /** tsoa's findings in our words. */
-function fromFields(fields: FieldErrors): Refusal {
+export function refuseShape(fields: FieldErrors): Refusal {
   const issues = Object.entries(fields).flatMap(([key, { message }]) =>
     explain(toPath(key), message),
   );
@@ -100,9 +101,10 @@ function fromFields(fields: FieldErrors): Refusal {
 /** `body.to` -> `to`, `tags.$0.name` -> `tags.0.name`. */
 function toPath(key: string): string {
   const path = key.replace(/^(requestBody|body|query|path)(\.|$)/, '');
-  return path.replace(/\.\$(?=\d)/g, '.') || 'body';
+  return path.replace(/(^|\.)\$(?=\d)/g, '$1') || 'body';
 }
 
+const CHOICE = /^should be one of the following; \[(.+)\]$/;
 const RULES: readonly (readonly [RegExp, string])[] = [
   [/^invalid string value/, 'must be a string'],
   [/^invalid (integer|float|double|long) number/, 'must be a number'],
@@ -113,7 +115,7 @@ const RULES: readonly (readonly [RegExp, string])[] = [
   [/^max (-?\d+)$/, 'must be at most $1'],
   [/^maxItems (\d+)/, 'has too many items; at most $1 are allowed'],
   [/^minItems (\d+)/, 'has too few items; at least $1 are needed'],
-  [/^should be one of the following; \[(.+)\]$/, 'must be one of $1'],
+  [CHOICE, 'must be one of $1'],
 ];
 
 function explain(path: string, message: string): readonly Issue[] {
@@ -141,7 +143,7 @@ const UNION = 'Could not match the union against any of the items. Issues: ';
  */
 function explainUnion(path: string, found: string): readonly Issue[] {
   const members = (JSON.parse(found) as FieldErrors[]).map((fields) =>
-    Object.entries(fields).map(([key, field]) => ({ ...field, path: toPath(key) })),
+    Object.entries(fields).map(([key, field]) => ({ ...field, path: within(path, toPath(key)) })),
   );
   const fitting = members.find((issues) => issues.every((issue) => issue.path !== path));
   if (fitting !== undefined) {
@@ -151,12 +153,28 @@ function explainUnion(path: string, found: string): readonly Issue[] {
     const kind = TYPES.find(([pattern]) => pattern.test(first?.message ?? ''));
     return kind === undefined ? [] : [kind[1]];
   });
+  const choices = members.flatMap(([first]) => {
+    const [, listed] = CHOICE.exec(first?.message ?? '') ?? [];
+    return listed === undefined || listed === 'null' ? [] : [listed];
+  });
+  if (kinds.length === 0 && choices.length > 0) {
+    return [{ path, message: `\`${path}\` must be one of ${choices.join(',')}.` }];
+  }
   // Where one is enough, a list holds the same.
   const wanted = kinds.map((kind) =>
     kind === 'an array' && kinds.includes('a string') ? 'an array of strings' : kind,
   );
   const words = wanted.length === 0 ? 'has the wrong type' : `must be ${wanted.join(' or ')}`;
   return [{ path, message: `\`${path}\` ${words}.` }];
+}
+
+/** Inside a list tsoa forgets where the list itself is: `tags.0.name` of `3.tags` is `3.tags.0.name`. */
+function within(outer: string, inner: string): string {
+  const around = outer.split('.');
+  const start = around.findIndex((_, index) =>
+    `${inner}.`.startsWith(`${around.slice(index).join('.')}.`),
+  );
+  return [...around.slice(0, Math.max(start, 0)), inner].join('.');
 }
 
 /** What tsoa says, and the type it wanted. */

@@ -1,25 +1,56 @@
 // What the API can do, as functions; the composition root builds them and controllers call them. A test
 // of the edge can pass its own.
+import type { ApiKeyVerbs } from '../access/api-keys.ts';
+import type { LinkOpeners } from '../access/linked.ts';
 import type { Caller } from '../access/keys.ts';
-import type { Accepted, Origin } from '../sending/accept.ts';
+import type { LogVerbs } from '../access/logs.ts';
+import type { Accepted, Sending } from '../sending/accept.ts';
+import type { Spooled } from '../sending/attachments.ts';
+import type { BatchSending } from '../sending/batch.ts';
 import type { PageRequest } from '../access/page.ts';
+import type { DomainVerbs } from '../domains/domains.ts';
+import type { TopicVerbs } from '../audience/topics.ts';
+import type { SignedLinks } from '../access/signed-link.ts';
+import type { AttachmentVerbs } from '../sending/read-attachments.ts';
+import type { EmailMetrics, MetricsQuery } from '../sending/metrics.ts';
 import type { EmailPage, EmailRecord } from '../sending/read.ts';
 import type { SendEmailRequest } from '../sending/request.ts';
+import type { EmailFilters } from '../sending/search.ts';
+import type { ReceivingVerbs } from '../receiving/read-received.ts';
 import type { SinkPage } from '../receiving/sink-messages.ts';
+import type { SuppressionVerbs } from '../suppressions/suppressions.ts';
+import type { TemplateVerbs } from '../templates/templates.ts';
 import type { Trace } from '../timeline/trace.ts';
 
 export interface Verbs {
   acceptEmail(
     caller: Caller,
-    send: {
-      readonly request: SendEmailRequest;
-      readonly idempotencyKey: string | null;
-      readonly origin: Origin;
-    },
+    send: Sending & { readonly request: SendEmailRequest; readonly spooled: Spooled },
   ): Promise<Accepted>;
-  listEmails(caller: Caller, page: PageRequest): Promise<EmailPage>;
+  acceptBatch(caller: Caller, send: BatchSending): Promise<Accepted>;
+  /** Throws a Refusal when there is no such email or it is not scheduled any more. */
+  cancelEmail(caller: Caller, id: string): Promise<void>;
+  /** The same; `scheduledAt` as the request has it. */
+  rescheduleEmail(
+    caller: Caller,
+    move: { readonly id: string; readonly scheduledAt: string | null | undefined },
+  ): Promise<void>;
+  listEmails(caller: Caller, page: PageRequest, filters: EmailFilters): Promise<EmailPage>;
+  emailMetrics(caller: Caller, query: MetricsQuery): Promise<EmailMetrics>;
   findEmail(caller: Caller, id: string): Promise<EmailRecord | null>;
   readTrace(caller: Caller, id: string): Promise<Trace | null>;
+  readonly receiving: ReceivingVerbs;
+  /** Makes and opens links that need no API key. */
+  readonly links: SignedLinks;
+  /** What they open. */
+  readonly openers: LinkOpeners;
+  readonly attachments: AttachmentVerbs;
+  readonly apiKeys: ApiKeyVerbs;
+  readonly logs: LogVerbs;
+  readonly templates: TemplateVerbs;
+  readonly suppressions: SuppressionVerbs;
+  readonly topics: TopicVerbs;
+  readonly domains: DomainVerbs;
   /** Null where there is no sink. */
   readonly sink: {
     list(page: PageRequest): Promise<SinkPage>;

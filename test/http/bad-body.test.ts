@@ -6,7 +6,8 @@ import { gzipSync } from 'node:zlib';
 import express from 'express';
 import { suite } from 'uvu';
 import * as assert from 'uvu/assert';
-import { createBodyBudget, createBodyReader } from '../../src/http/body.ts';
+import { createBodyBudget } from '../../src/http/body-budget.ts';
+import { createBodyReader } from '../../src/http/body.ts';
 import { createErrorHandler } from '../../src/http/envelope.ts';
 import { createLogger } from '../../src/log.ts';
 import { startApp, until, type Answer, type App } from '../support/app.ts';
@@ -91,7 +92,11 @@ const bodies: Readonly<Record<string, readonly [string | Uint8Array, Refused]>> 
   '100,000 levels in an unknown key': [withField('zzz', nest(100_000)), tooDeep],
   '100,000 wrong tags': [
     withField('zzz', `{"tags":[${'5,'.repeat(100_000)}5]}`),
-    { status: 422, code: 'validation_error', paths: ['zzz.tags'], says: /100001.*1000/ },
+    { status: 422, code: 'validation_error', paths: ['zzz.tags'], says: /100001.*128/ },
+  ],
+  '129 wrong tags': [
+    withField('tags', `[${'{},'.repeat(128)}{}]`),
+    { status: 422, code: 'validation_error', paths: ['tags'], says: /129.*128/ },
   ],
   '1,001 keys': [
     withField(
@@ -102,7 +107,7 @@ const bodies: Readonly<Record<string, readonly [string | Uint8Array, Refused]>> 
   ],
   '1,001 emails': [
     `[${'{},'.repeat(1_000)}{}]`,
-    { status: 422, code: 'validation_error', paths: ['body'], says: /1001.*1000/ },
+    { status: 422, code: 'validation_error', paths: ['body'], says: /1001.*128/ },
   ],
   'a million values': [
     withField('zzz', `[${'0,'.repeat(1_000_000)}0]`),
@@ -117,6 +122,12 @@ test('brackets and escaped quotes inside strings are no nesting', async () => {
   const text = '[{"'.repeat(10_000) + '\\'.repeat(9) + '"';
   assert.is((await post(JSON.stringify({ ...email, text }))).status, 200);
   assert.is((await post(withField('zzz', nest(60)))).status, 200);
+});
+
+test('a value for a template may be a longer list', async () => {
+  const list = `[${'0,'.repeat(900)}0]`;
+  const answer = await post(withField('template', `{"id":"none","variables":{"LIST":${list}}}`));
+  assertRefused(answer, { status: 422, code: 'validation_error', paths: ['template'] });
 });
 
 test('a byte order mark is read over', async () => {
@@ -235,6 +246,84 @@ test('all bodies together have a budget, plain or unpacked, and give it back', a
     ({ status }) => status === 200,
   );
   server.closeAllConnections();
+  server.close();
+});
+
+test('no tenant gets more than half of the budget', () => {
+  const budget = createBodyBudget(100);
+  assert.ok(budget.take(50, 'a'));
+  assert.not(budget.take(1, 'a'));
+  assert.ok(budget.take(40, 'b'));
+  assert.not(budget.take(11, null), 'all of it is all of it');
+  budget.give(50, 'a');
+  assert.ok(budget.take(30, 'a'));
+});
+
+test('who announces much and sends nothing keeps nobody out', async () => {
+  const idle = Array.from({ length: 10 }, () => {
+    const socket = connect(Number(new URL(app.base).port), '127.0.0.1');
+    socket.on('error', () => undefined);
+    socket.write(
+      `POST /emails HTTP/1.1\r\nHost: t\r\n${authorized()}\r\nContent-Length: ${48 * MIB}\r\n\r\n{`,
+    );
+    return socket;
+  });
+  const content = Buffer.alloc(3 * MIB).toString('base64');
+  await app.send({ attachments: [{ filename: 'a.bin', content }] });
+  for (const socket of idle) socket.destroy();
+});
+
+test('who hangs up before the body is read takes nothing out of the budget', async () => {
+  let taken = 0;
+  const budget = {
+    take: (bytes: number) => (taken += bytes) > 0,
+    give: (n: number) => (taken -= n),
+  };
+  const { promise: proceed, resolve: start } = Promise.withResolvers<void>();
+  let arrived = 0;
+  let closed = 0;
+  const refused: number[] = [];
+  const reads = express();
+  reads.use(async (_request, response, next) => {
+    arrived += 1;
+    response.once('close', () => (closed += 1));
+    await proceed;
+    next();
+  });
+  reads.use(createBodyReader(budget));
+  const note: express.ErrorRequestHandler = (
+    error: { status: number },
+    _request,
+    _response,
+    _next,
+  ) => {
+    refused.push(error.status);
+  };
+  reads.use(note);
+  const server = reads.listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  const { port } = server.address() as AddressInfo;
+  const packed = gzipSync(Buffer.from(`"${'x'.repeat(8 * MIB)}"`));
+  for (const [headers, body] of [
+    [`Content-Length: ${40 * MIB}`, Buffer.from('{')],
+    [`Content-Encoding: gzip\r\nContent-Length: ${packed.length}`, packed],
+    [`Content-Encoding: gzip\r\nContent-Length: ${packed.length + 1}`, packed],
+  ] as const) {
+    const socket = connect(port, '127.0.0.1');
+    socket.write(`POST / HTTP/1.1\r\nHost: t\r\n${headers}\r\n\r\n`);
+    socket.write(body, () => setTimeout(() => socket.destroy(), 50));
+  }
+  await until(
+    async () => [arrived, closed],
+    ([all, gone]) => all === 3 && gone === 3,
+  );
+  start();
+  await until(
+    async () => refused,
+    (list) => list.length === 3,
+  );
+  assert.equal(refused, [400, 400, 400]);
+  assert.is(taken, 0);
   server.close();
 });
 

@@ -297,16 +297,58 @@ const contents: readonly Case[] = [
   ),
 ];
 
-const later: readonly Case[] = Object.entries({
-  attachments: [{ filename: 'a.txt', content: 'YQ==' }],
-  scheduled_at: 'in 1 hour',
-  topic_id: '019e6f0a-5a1c-7000-8f3e-2b6a4c1d9e70',
-  template: { id: '019e6f0a-5a1c-7000-8f3e-2b6a4c1d9e70' },
-}).map(([field, value]) =>
-  wrong(`${field} is not in this release`, { [field]: value }, field, { code: 'not_supported' }),
-);
+const inHours = (hours: number): string => new Date(Date.now() + hours * 3_600_000).toISOString();
+const unknownId = '019e6f0a-5a1c-7000-8f3e-2b6a4c1d9e70';
+const options: readonly Case[] = [
+  ...['', 'soon', 'tomorrow at 9am', 'in 0 minutes', 'in 31 days', 'in 1 week', 'in -1 hours'].map(
+    (text) =>
+      wrong(`scheduled_at: ${JSON.stringify(text)}`, { scheduled_at: text }, 'scheduled_at'),
+  ),
+  wrong('scheduled_at: past', { scheduled_at: inHours(-0.01) }, 'scheduled_at', { says: /future/ }),
+  wrong('scheduled_at: too distant', { scheduled_at: inHours(30 * 24 + 1) }, 'scheduled_at', {
+    says: /30 days/,
+  }),
+  wrong('scheduled_at: no zone', { scheduled_at: inHours(1).slice(0, -1) }, 'scheduled_at', {
+    says: /time zone/,
+  }),
+  wrong('scheduled_at: no such day', { scheduled_at: '2030-02-30T12:00:00Z' }, 'scheduled_at', {
+    says: /does not exist/,
+  }),
+  wrong('topic_id: no UUID', { topic_id: 'news' }, 'topic_id'),
+  wrong('topic_id: nobody has it', { topic_id: unknownId }, 'topic_id'),
+  ...['x', 7, true, []].map((template) =>
+    wrong(`template: ${JSON.stringify(template)}`, { text: undefined, template }, 'template'),
+  ),
+  wrong('a template without an id', { text: undefined, template: {} }, 'template.id', missing),
+  wrong('a template whose id is a number', { text: undefined, template: { id: 7 } }, 'template.id'),
+  ...['x', 7, ['a']].map((variables) =>
+    wrong(
+      `template variables ${JSON.stringify(variables)}`,
+      { text: undefined, template: { id: unknownId, variables } },
+      'template.variables',
+    ),
+  ),
+  ...['text', 'html'].map((content) =>
+    wrong(
+      `a template beside ${content}`,
+      { text: undefined, [content]: '', template: { id: unknownId } },
+      'template',
+    ),
+  ),
+  ...['x', 7, {}].map((attachments) =>
+    wrong(`attachments: ${JSON.stringify(attachments)}`, { attachments }, 'attachments'),
+  ),
+  wrong('an attachment without a file', { attachments: [{ filename: 'a.txt' }] }, 'attachments.0', {
+    code: 'invalid_attachment',
+  }),
+  wrong(
+    'an attachment with a bad file, and a bad address',
+    { to: 'x', attachments: [{ filename: 'a.txt', content: '!' }] },
+    ['to', 'attachments.0.content'],
+  ),
+];
 
-const cases = [...injections, ...addresses, ...required, ...types, ...contents, ...later];
+const cases = [...injections, ...addresses, ...required, ...types, ...contents, ...options];
 
 // ---- what is unusual but right ---------------------------------------------------------------
 

@@ -4,6 +4,7 @@ import { randomUUID } from 'node:crypto';
 import { Pool } from 'pg';
 import { suite } from 'uvu';
 import * as assert from 'uvu/assert';
+import { newId } from '../../src/store/id.ts';
 import { createKey, newToken } from '../../src/access/keys.ts';
 import { createRateLimiter } from '../../src/access/rate-limit.ts';
 import { RegisterRoutes } from '../../src/http/routes.gen.ts';
@@ -377,17 +378,22 @@ test('the OpenAPI document holds together and lists every route', async () => {
   for (const [, name = ''] of references) assert.ok(document.components.schemas[name], name);
 });
 
-test('every path of the document answers at both mounts with the same body', async () => {
+test('every path of the document answers at both mounts alike', async () => {
   const id = await app.send();
   await app.untilEvent(id, 'delivered');
   const { paths } = await openApi();
   for (const [path, methods] of Object.entries(paths)) {
-    const at = path.replace('{id}', id);
+    const at = path.replace('{id}', id).replace(/\{\w+\}/g, newId());
+    // What is not an email has no such id: the same 404 at both.
+    const isThere =
+      !path.includes('{') || /^\/emails\/\{id\}(\/(timeline|attachments))?$/.test(path);
     for (const method of Object.keys(methods)) {
       if (method === 'get') {
         const root = await app.call('GET', at);
-        assert.is(root.status, 200, path);
-        assert.equal(root.body, (await app.call('GET', `/api${at}`)).body);
+        const second = await app.call('GET', `/api${at}`);
+        assert.is(root.status, isThere ? 200 : 404, path);
+        assert.is(second.status, root.status, path);
+        assert.equal(Object.keys(second.body), Object.keys(root.body), path);
       }
       for (const mount of [at, `/api${at}`]) {
         const answer = await app.call(method.toUpperCase(), mount, { key: null });

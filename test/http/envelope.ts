@@ -44,7 +44,12 @@ const NAME_OF: Readonly<Record<string, string>> = {
   headers_too_large: 'validation_error',
   expectation_failed: 'validation_error',
   domain_not_verified: 'validation_error',
-  not_supported: 'validation_error',
+  domain_exists: 'validation_error',
+  domain_taken: 'validation_error',
+  invalid_idempotent_batch: 'invalid_idempotent_request',
+  email_not_scheduled: 'validation_error',
+  alias_taken: 'validation_error',
+  template_not_published: 'validation_error',
 };
 /** Stacks, files, SQL, drivers, hosts. */
 const INTERNAL =
@@ -115,7 +120,7 @@ export function assertInstant(value: unknown): void {
 
 function assertSentence(message: string): void {
   assert.match(message, /^[A-Z`]/);
-  assert.match(message, message === 'Email not found' ? /d$/ : /\.$/);
+  assert.match(message, /^[A-Z][A-Za-z ]+ not found$|\.$/);
   assert.ok(message.length <= 500, `${message.length} characters are no sentence`);
 }
 

@@ -1,0 +1,134 @@
+// For every operation of the API that takes an id: another tenant's id is answered exactly as one that
+// nobody has, and nothing of the other tenant changes. The operations come from the generated OpenAPI
+// document, so a new one without a sample here fails.
+import { readFileSync } from 'node:fs';
+import { suite } from 'uvu';
+import * as assert from 'uvu/assert';
+import { newId } from '../../src/store/id.ts';
+import { startApp, until, type Answer, type App } from '../support/app.ts';
+import { onDatabase, secondTenant } from '../support/second-tenant.ts';
+import { send as sendMail } from '../support/sink-session.ts';
+
+interface Document {
+  readonly paths: Readonly<Record<string, Readonly<Record<string, unknown>>>>;
+}
+const document = JSON.parse(
+  readFileSync(new URL('../../docs/openapi.json', import.meta.url), 'utf8'),
+) as Document;
+const operations = Object.entries(document.paths)
+  .filter(([path]) => path.includes('{'))
+  .flatMap(([path, methods]) => Object.keys(methods).map((method) => ({ path, method })));
+
+/** A good body for an operation that needs one. */
+const BODIES: Readonly<Record<string, unknown>> = {
+  'patch /emails/{id}': { scheduled_at: 'in 2 hours' },
+  'post /emails/{id}/share': {},
+  'patch /templates/{id}': { name: 'taken over' },
+  'patch /domains/{id}': { open_tracking: true },
+  'patch /api-keys/{id}': { name: 'taken over' },
+  'patch /topics/{id}': { name: 'taken over' },
+};
+
+const test = suite<{ app: App; key: string; ids: Record<string, readonly string[]> }>('isolation');
+
+test.before(async (context) => {
+  const app = (context.app = await startApp());
+  context.key = (await secondTenant(app)).key;
+  const made = async (path: string, body: unknown): Promise<string> => {
+    const answer = await app.call<{ id: string }>('POST', path, { body });
+    assert.ok(answer.status < 300, `${path}: ${JSON.stringify(answer.body)}`);
+    return answer.body.id;
+  };
+  const note = Buffer.from('a note').toString('base64');
+  const email = await app.send({
+    scheduled_at: 'in 1 hour',
+    attachments: [{ filename: 'a.txt', content: note }],
+  });
+  const parts = await app.call<{ data: { id: string }[] }>('GET', `/emails/${email}/attachments`);
+  await sendMail(app.appliance.mxPort!, {
+    to: ['x@mailstead.test'],
+    raw: [
+      'Subject: x',
+      'Content-Type: multipart/mixed; boundary=b',
+      '',
+      '--b',
+      'Content-Disposition: attachment; filename=a.txt',
+      '',
+      'a',
+      '--b--',
+      '',
+    ].join('\r\n'),
+  });
+  const received = await app.call<{ data: { id: string; attachments: { id: string }[] }[] }>(
+    'GET',
+    '/emails/receiving',
+  );
+  const inbound = received.body.data[0]!;
+  const logs = await until(
+    () => app.call<{ data: { id: string }[] }>('GET', '/logs'),
+    ({ body }) => body.data.length > 0,
+  );
+  const claim = await app.call<{ domain_id: string }>('POST', '/domains/claim', {
+    body: { name: 'claimed.test' },
+  });
+  context.ids = {
+    '/emails/receiving': [inbound.id, inbound.attachments[0]!.id],
+    '/emails': [email, parts.body.data[0]!.id],
+    '/templates': [await made('/templates', { name: 'Mine', alias: 'mine', html: '<p>x</p>' })],
+    '/domains/{id}/claim': [claim.body.domain_id],
+    '/domains': [await made('/domains', { name: 'isolated.test' })],
+    '/api-keys': [await made('/api-keys', { name: 'mine' })],
+    '/logs': [logs.body.data[0]!.id],
+    '/suppressions': [await made('/suppressions', { email: 'gone@recipient.test' })],
+    '/topics': [await made('/topics', { name: 'News', default_subscription: 'opt_in' })],
+  };
+});
+test.after(async ({ app }) => {
+  await app.stop();
+});
+
+test('there are operations to look at', () => {
+  assert.ok(operations.length > 20, String(operations.length));
+});
+
+for (const { path, method } of operations) {
+  const name = `${method} ${path}`;
+  test(`${name}: a foreign id is a missing one`, async ({ app, key, ids }) => {
+    const sample = Object.entries(ids).find(([start]) => path.startsWith(start));
+    assert.ok(sample, `no sample for ${path}: add one`);
+    const fill = (values: readonly string[]): string => {
+      let next = 0;
+      return path.replace(/\{[^}]+\}/g, () => values[next++]!);
+    };
+    const ask = (values: readonly string[]): Promise<Answer> =>
+      app.call(method.toUpperCase(), fill(values), {
+        key,
+        ...(BODIES[name] === undefined ? {} : { body: BODIES[name] }),
+      });
+    const missing = [newId(), newId()];
+    const foreignAnswer = await ask(sample[1]);
+    const missingAnswer = await ask(missing);
+    assert.is(foreignAnswer.status, 404, JSON.stringify(foreignAnswer.body));
+    assert.is(missingAnswer.status, 404, JSON.stringify(missingAnswer.body));
+    const neutral = ({ body }: Answer, values: readonly string[]): string =>
+      values.reduce((text, value) => text.replaceAll(value, 'ID'), JSON.stringify(body));
+    assert.is(neutral(foreignAnswer, sample[1]), neutral(missingAnswer, missing));
+  });
+}
+
+test('nothing of the owner has changed', async ({ app, ids }) => {
+  const [email = ''] = ids['/emails']!;
+  const { body } = await app.call('GET', `/emails/${email}`);
+  assert.is(body['last_event'], 'scheduled');
+  for (const start of ['/templates', '/domains', '/suppressions', '/topics', '/logs']) {
+    const { status, body: found } = await app.call('GET', `${start}/${ids[start]![0]}`);
+    assert.is(status, 200, start);
+    assert.not.match(JSON.stringify(found), /taken over/);
+  }
+  const revoked = await onDatabase(app, (pool) =>
+    pool.query('select 1 from api_key where revoked_at is not null'),
+  );
+  assert.is(revoked.rowCount, 0);
+});
+
+test.run();
