@@ -51,13 +51,14 @@ RUN rm -rf /usr/local/lib/node_modules /usr/local/bin/npm /usr/local/bin/npx \
 COPY --from=dependencies /app/node_modules ./node_modules
 COPY package.json LICENSE ./
 COPY docker/healthcheck.mjs ./docker/
+COPY config/bounces.json ./config/
 COPY --from=build /app/docs/openapi.json ./docs/
 COPY --from=build /app/dist ./dist
 
 ENV NODE_ENV=production MAILSTEAD_MODE=production MAILSTEAD_DATA_DIR=/data
 VOLUME /data
 # The REST API and its reference.
-EXPOSE 3000
+EXPOSE 3000 25 587 465
 # By number, so that an orchestrator can see that it is not root.
 USER 10001:10001
 STOPSIGNAL SIGTERM

@@ -3,9 +3,20 @@
 import { existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { ensureFirstTenant } from './access/first-tenant.ts';
+import { createKeyUsage } from './access/key-usage.ts';
 import { createAuthenticator } from './access/keys.ts';
 import { createRateLimiter } from './access/rate-limit.ts';
-import { composeDelivery, describeDelivery, type RunningWorker } from './compose-delivery.ts';
+import { createRequestLogWriter } from './access/request-log.ts';
+import {
+  composeDelivery,
+  composeFetcher,
+  describeDelivery,
+  loadBounceRules,
+  type RunningWorker,
+} from './compose-delivery.ts';
+import { composeDomains } from './compose-domains.ts';
+import { composeMx } from './compose-mx.ts';
+import { composeCertificate, composeSubmission } from './compose-submission.ts';
 import { composeVerbs, HOME_DOMAIN } from './compose-verbs.ts';
 import type { Config } from './config.ts';
 import { keepPostgres, openWhenReady } from './database.ts';
@@ -16,7 +27,9 @@ import { recoverLocalRuns, recoverProcess, startUpkeep, type Upkeep } from './jo
 import type { Logger } from './log.ts';
 import type { Waiting } from './queue/settle.ts';
 import { createSinkStore, pruneSink } from './receiving/sink-messages.ts';
+import { collectBlobs } from './sending/collect-blobs.ts';
 import { startSink } from './smtp/sink.ts';
+import { openDiskBlobs } from './store/blob.ts';
 import { openDataDir, type DataDir } from './store/data-dir.ts';
 import type { Store } from './store/orm.ts';
 import { deriveKey } from './store/seal.ts';
@@ -28,6 +41,11 @@ export interface Appliance {
   /** Where a program on this machine reaches the API; null as above. */
   readonly localUrl: string | null;
   readonly publicUrl: string;
+  /** Where inbound mail arrives; null when this process does not run the listener. */
+  readonly mxPort: number | null;
+  /** SMTP submission with STARTTLS and with implicit TLS; null when this process does not run it. */
+  readonly submissionPort: number | null;
+  readonly submissionsPort: number | null;
   /** The first tenant's key where it is known: made now, or remembered in development mode. */
   readonly firstKey: { readonly token: string; readonly isNew: boolean } | null;
   readonly databaseUrl: string;
@@ -103,6 +121,7 @@ async function start(d: {
     if (hooks.onFatal === undefined) log.fatal(reason);
     else hooks.onFatal(reason);
   };
+  const bounceRules = loadBounceRules();
   // First of all: a port in use must not leave a database behind, nor a key that nobody has seen.
   const door = config.roles.has('api')
     ? await openFrontDoor({ port: config.httpPort, host: config.httpHost })
@@ -136,6 +155,12 @@ async function start(d: {
   const isOurs = config.databaseUrl === null;
   const store = await openWhenReady({ url: databaseUrl, isOurs, log, signal });
   closers.add(() => store.close());
+  const keyUsage = createKeyUsage({ pool: store.pool, log });
+  closers.add(() => keyUsage.stop());
+  const requestLog = createRequestLogWriter({ pool: store.pool, log });
+  closers.add(() => requestLog.stop());
+  const authenticate = createAuthenticator(store.pool, keyUsage.note);
+  const limiter = createRateLimiter({ ...config.rateLimit, shared: { pool: store.pool, log } });
   const sealingKey = deriveKey(secret, 'dkim keys at rest');
   const { firstKey, firstTenantId } = await prepareFirstTenant({
     config,
@@ -147,6 +172,8 @@ async function start(d: {
   signal.throwIfAborted();
   await recoverLocalRuns({ store, log, journalFolder: folders.journalFolder });
 
+  const domains = composeDomains({ config, store, sealingKey, firstTenantId });
+  closers.add(() => Promise.resolve(domains.close()));
   const hasSink = config.mode === 'development' || config.delivery === 'sink';
   const sink = hasSink
     ? await startSink({
@@ -178,6 +205,11 @@ async function start(d: {
       journalFolder: folders.journalFolder,
       onReady: nudge,
       pruneSink: () => pruneSink(store),
+      recheckDomains: domains.recheck,
+      async collectBlobs() {
+        const removed = await collectBlobs(store, openDiskBlobs(folders.blobFolder), new Date());
+        if (removed > 0) log.info({ blobs: removed }, 'removed stored bytes that no row names');
+      },
     });
     late.upkeep = upkeep;
     closers.add(() => upkeep.stop());
@@ -211,35 +243,75 @@ async function start(d: {
       closers.add(async () => void (await Promise.all([closeDoor(), workers.stop()])));
       await Promise.race([workers.started, untilAborted(signal)]);
     }
+    const fetcher = await composeFetcher(setup, {
+      store,
+      log,
+      spoolFolder: join(dataDir.path, 'fetching'),
+      onReady: nudge,
+    });
+    closers.add(() => fetcher.stop());
+    const nudgeWorkers = late.nudge;
+    late.nudge = () => {
+      nudgeWorkers();
+      fetcher.nudge();
+    };
   } else closers.add(closeDoor);
   signal.throwIfAborted();
 
   const publicUrl = config.publicUrl.replace(/:0$/, `:${door?.port ?? 0}`);
+  const verbs = composeVerbs({
+    requestLog,
+    config,
+    log,
+    store,
+    blobFolder: folders.blobFolder,
+    secret,
+    sealingKey,
+    firstTenantId,
+    domains: domains.verbs,
+    publicUrl,
+    nudge,
+    onWaiting,
+    hasSink,
+  });
+  const certificate = await composeCertificate(config, { dataDir: dataDir.path, log });
+  closers.add(async () => certificate.stop());
+  const submission = await composeSubmission(config, {
+    authenticate,
+    limiter,
+    submit: verbs.submitMessage,
+    log,
+    dataDir: dataDir.path,
+    certificate,
+  });
+  closers.add(async () => submission.listener?.stop());
+  const mx = await composeMx(config, {
+    store,
+    log,
+    blobFolder: folders.blobFolder,
+    secret,
+    bounceRules,
+    certificate,
+  });
+  closers.add(async () => mx.listener?.stop());
   if (door !== null) {
-    const verbs = composeVerbs({
-      config,
-      log,
-      store,
-      blobFolder: folders.blobFolder,
-      secret,
-      sealingKey,
-      firstTenantId,
-      publicUrl,
-      nudge,
-      onWaiting,
-      hasSink,
-    });
+    const closed = [submission.missing, mx.missing].filter((missing) => missing !== null);
     const answer = createApp({
       verbs,
       log,
-      authenticate: createAuthenticator(store.pool),
-      limiter: createRateLimiter(config.rateLimit),
-      missing: () => findMissing(store, isDelivering),
+      spoolFolder: join(dataDir.path, 'spool'),
+      authenticate,
+      limiter,
+      requestLog,
+      missing: async () => [...closed, ...(await findMissing(store, isDelivering))],
     });
     door.open(answer);
   }
   return {
     httpPort: door?.port ?? null,
+    mxPort: mx.listener?.port ?? null,
+    submissionPort: submission.listener?.port ?? null,
+    submissionsPort: submission.listener?.tlsPort ?? null,
     localUrl: door?.localUrl ?? null,
     publicUrl,
     firstKey,

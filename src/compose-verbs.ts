@@ -1,22 +1,43 @@
 // Builds what the API can do from plain parts: part of the composition root.
+import { createApiKeyVerbs } from './access/api-keys.ts';
+import type { Caller } from './access/keys.ts';
+import { createLogVerbs } from './access/logs.ts';
+import type { RequestLogWriter } from './access/request-log.ts';
+import { createSignedLinks } from './access/signed-link.ts';
+import { createTopicVerbs } from './audience/topics.ts';
 import type { Config } from './config.ts';
 import { laneFor } from './delivery/next-hop.ts';
+import type { DomainVerbs } from './domains/domains.ts';
 import { createDomainLookup } from './domains/lookup.ts';
 import type { Verbs } from './http/verbs.ts';
 import type { Logger } from './log.ts';
 import { createGroupCommit } from './queue/group-commit.ts';
+import { SCHEDULE_LANE } from './queue/schedule.ts';
 import type { Waiting } from './queue/settle.ts';
+import { createReceivingVerbs } from './receiving/read-received.ts';
 import { emptySink, listSinkMessages } from './receiving/sink-messages.ts';
-import { acceptEmail } from './sending/accept.ts';
+import { acceptEmail, type AcceptDependencies } from './sending/accept.ts';
+import { acceptBatch } from './sending/batch.ts';
+import { createLinkOpeners } from './compose-links.ts';
+import { createAttachmentVerbs } from './sending/read-attachments.ts';
+import { createFilledBudget } from './sending/filled-budget.ts';
+import { readMetrics } from './sending/metrics.ts';
 import { findEmail, listEmails } from './sending/read.ts';
+import { cancelScheduled, moveScheduled } from './sending/scheduled.ts';
+import { submitMessage, type Submission } from './sending/submit.ts';
 import { openDiskBlobs } from './store/blob.ts';
 import type { Store } from './store/orm.ts';
+import { deriveKey } from './store/seal.ts';
+import { createSuppressionVerbs } from './suppressions/suppressions.ts';
+import { createTemplateRenderer } from './templates/render.ts';
+import { createTemplateVerbs } from './templates/templates.ts';
 import { readTrace } from './timeline/trace.ts';
 
 /** The verified domain that development mode sends and receives with. */
 export const HOME_DOMAIN = 'mailstead.test';
 
 export interface VerbParts {
+  readonly requestLog: Pick<RequestLogWriter, 'catchUp'>;
   readonly config: Config;
   readonly log: Logger;
   readonly store: Store;
@@ -31,18 +52,30 @@ export interface VerbParts {
   readonly nudge: () => void;
   /** Deliveries now wait for a time. */
   readonly onWaiting: (waiting: readonly Waiting[]) => void;
+  readonly domains: DomainVerbs;
   readonly hasSink: boolean;
 }
 
-export function composeVerbs(d: VerbParts): Verbs {
+/** What the SMTP door can do beside the API. */
+export interface SubmissionVerb {
+  submitMessage(caller: Caller, submission: Submission): Promise<{ readonly id: string }>;
+}
+
+export function composeVerbs(d: VerbParts): Verbs & SubmissionVerb {
   const { config, store } = d;
   const commit = createGroupCommit(store.pool);
-  const accepting = {
+  const blobs = openDiskBlobs(d.blobFolder);
+  const now = (): Date => new Date();
+  const onPlanned = (...dueAts: readonly Date[]): void =>
+    d.onWaiting(dueAts.map((dueAt) => ({ lane: SCHEDULE_LANE, dueAt })));
+  const accepting: AcceptDependencies = {
     store,
     commit,
-    blobs: openDiskBlobs(d.blobFolder),
+    blobs,
+    templates: createTemplateRenderer(store),
+    filled: createFilledBudget(),
     domains: createDomainLookup(store.pool, d.sealingKey),
-    now: () => new Date(),
+    now,
     laneOf: laneFor(config.delivery),
     lifetimeMs: config.messageLifetimeMs,
     // Only where nothing leaves the machine may an unknown author send.
@@ -50,16 +83,39 @@ export function composeVerbs(d: VerbParts): Verbs {
       config.mode === 'development' && config.delivery === 'sink'
         ? { tenantId: d.firstTenantId, domain: HOME_DOMAIN }
         : null,
-  };
-  return {
-    async acceptEmail(caller, send) {
-      const accepted = await acceptEmail(accepting, caller, send);
+    onStored(emails) {
       d.nudge();
-      return accepted;
+      const dueAts = emails.flatMap(({ lastEvent, scheduledAt }) =>
+        lastEvent === 'scheduled' && scheduledAt !== null ? [scheduledAt] : [],
+      );
+      if (dueAts.length > 0) onPlanned(...dueAts);
     },
-    listEmails: (caller, page) => listEmails(store, caller.tenantId, page),
+  };
+  const scheduled = { store, blobs, now, onPlanned };
+  return {
+    submitMessage: (caller, submission) => submitMessage(accepting, caller, submission),
+    acceptEmail: (caller, send) => acceptEmail(accepting, caller, send),
+    acceptBatch: (caller, send) => acceptBatch(accepting, caller, send),
+    cancelEmail: (caller, id) => cancelScheduled(scheduled, caller, id),
+    rescheduleEmail: (caller, move) => moveScheduled(scheduled, caller, move),
+    listEmails: (caller, page, filters) => listEmails(store, caller.tenantId, page, filters),
+    emailMetrics: (caller, query) => readMetrics(store, caller.tenantId, { query, now: now() }),
     findEmail: (caller, id) => findEmail(store, caller.tenantId, id),
     readTrace: (caller, id) => readTrace(store, caller.tenantId, id),
+    receiving: createReceivingVerbs({ store, blobs }),
+    links: createSignedLinks({
+      key: deriveKey(d.secret, 'signed links'),
+      publicUrl: d.publicUrl,
+      now,
+    }),
+    openers: createLinkOpeners({ store, blobs }),
+    attachments: createAttachmentVerbs({ store }),
+    apiKeys: createApiKeyVerbs(store),
+    logs: createLogVerbs(store, d.requestLog),
+    templates: createTemplateVerbs(store, now),
+    suppressions: createSuppressionVerbs(store),
+    topics: createTopicVerbs(store, now),
+    domains: d.domains,
     sink: d.hasSink
       ? { list: (page) => listSinkMessages(store, page), empty: () => emptySink(store) }
       : null,

@@ -52,6 +52,15 @@ export interface Config {
   readonly publicUrl: string;
   /** Lower case, fully qualified, or `localhost`. */
   readonly hostname: string;
+  /** 0: any free port. */
+  readonly mxPort: number;
+  /** 0: any free port. */
+  readonly submissionPort: number;
+  /** 0: any free port. */
+  readonly submissionsPort: number;
+  /** Absolute path; null, together with tlsKey: self-signed, and no submission in production. */
+  readonly tlsCert: string | null;
+  readonly tlsKey: string | null;
   /** Null: generate the first tenant's key. */
   readonly apiKey: string | null;
   /** Null, in development only: generate one into dataDir. */
@@ -86,11 +95,8 @@ export class ConfigError extends Error {
   }
 }
 
-const ROLES_NOT_YET: readonly Role[] = ['mx', 'submission'];
-
 /** Keys that come into Config when their row loses its `notYet`. */
-type KeyNotYet =
-  'mxPort' | 'submissionPort' | 'submissionsPort' | 'metricsPort' | 'tlsCert' | 'tlsKey';
+type KeyNotYet = 'metricsPort';
 
 /** In the order of the reference; a row may use the value of one above it. */
 const SETTINGS: { readonly [K in keyof Config]: Setting<NonNullable<Config[K]>> } & {
@@ -174,25 +180,22 @@ const SETTINGS: { readonly [K in keyof Config]: Setting<NonNullable<Config[K]>> 
   },
   mxPort: {
     name: 'MAILSTEAD_MX_PORT',
-    kind: port,
+    kind: wholeNumber(0, 65_535),
     default: ['2525', '25'],
-    notYet: true,
-    meaning: 'Inbound SMTP.',
+    meaning: 'Inbound SMTP; 0 picks a free port.',
   },
   submissionPort: {
     name: 'MAILSTEAD_SUBMISSION_PORT',
-    kind: port,
+    kind: wholeNumber(0, 65_535),
     default: ['2587', '587'],
-    notYet: true,
     meaning:
-      'SMTP submission with STARTTLS; user `resend` or `mailstead`, the password is an API key.',
+      'SMTP submission with STARTTLS; user `resend` or `mailstead`, the password is an API key; 0 picks a free port.',
   },
   submissionsPort: {
     name: 'MAILSTEAD_SUBMISSIONS_PORT',
-    kind: port,
+    kind: wholeNumber(0, 65_535),
     default: ['2465', '465'],
-    notYet: true,
-    meaning: 'SMTP submission with implicit TLS.',
+    meaning: 'SMTP submission with implicit TLS; 0 picks a free port.',
   },
   metricsPort: {
     name: 'MAILSTEAD_METRICS_PORT',
@@ -203,20 +206,20 @@ const SETTINGS: { readonly [K in keyof Config]: Setting<NonNullable<Config[K]>> 
   },
   tlsCert: {
     name: 'MAILSTEAD_TLS_CERT',
-    kind: matching('the path of a PEM file', () => true),
+    kind: { allowed: 'the path of a PEM file', parse: (value) => resolve(value) },
+    example: '/tls/fullchain.pem',
     default: null,
     absent: 'self-signed',
-    notYet: true,
     meaning:
-      'Certificate chain, required for submission in production; read again when it changes.',
+      'Certificate chain; without it there is no submission in production. Read again when it changes.',
   },
   tlsKey: {
     name: 'MAILSTEAD_TLS_KEY',
-    kind: matching('the path of a PEM file', () => true),
+    kind: { allowed: 'the path of a PEM file', parse: (value) => resolve(value) },
+    example: '/tls/key.pem',
     default: null,
     absent: 'self-signed',
-    notYet: true,
-    meaning: 'Private key of the certificate; read again when it changes.',
+    meaning: 'Private key of the certificate. Read again when it changes.',
   },
   apiKey: {
     name: 'MAILSTEAD_API_KEY',
@@ -313,8 +316,7 @@ const SETTINGS: { readonly [K in keyof Config]: Setting<NonNullable<Config[K]>> 
         return roles && new Set(roles);
       },
     },
-    default: ROLES.filter((role) => !ROLES_NOT_YET.includes(role)).join(','),
-    notYet: ROLES_NOT_YET,
+    default: ROLES.join(','),
     meaning: 'What this process runs; absent = everything this release has.',
   },
   workers: {
@@ -361,10 +363,24 @@ export function loadConfig(
     if ('problem' in read) problems.push(read.problem);
     else if (setting.notYet !== true) values[key] = read.value;
   }
-  const { delivery, roles, smarthostUrl } = values;
+  const { delivery, mode, roles, smarthostUrl, tlsCert, tlsKey } = values;
   if (roles instanceof Set && roles.has('delivery') && !roles.has('api')) {
     problems.push(
       'MAILSTEAD_ROLES names `delivery` without `api`; in this release they belong in one process, because large messages pass between them on disk.',
+    );
+  }
+  if ((tlsCert === null) !== (tlsKey === null) && tlsCert !== undefined && tlsKey !== undefined) {
+    const [has, lacks] = tlsKey === null ? ['CERT', 'KEY'] : ['KEY', 'CERT'];
+    problems.push(
+      `MAILSTEAD_TLS_${has} is set, which needs MAILSTEAD_TLS_${lacks} to be set as well.`,
+    );
+  }
+  // Named, it is meant; by default it waits for a certificate (docs/operations.md).
+  const namesRoles = `${env['MAILSTEAD_ROLES'] ?? ''}${env['MAILSTEAD_ROLES_FILE'] ?? ''}` !== '';
+  const wantsSubmission = namesRoles && roles instanceof Set && roles.has('submission');
+  if (mode === 'production' && wantsSubmission && tlsCert === null) {
+    problems.push(
+      'MAILSTEAD_ROLES names `submission`, which in production needs MAILSTEAD_TLS_CERT and MAILSTEAD_TLS_KEY to be set.',
     );
   }
   if (delivery === 'smarthost' && smarthostUrl === null) {

@@ -29,7 +29,10 @@ export async function tellFirstStory(
   }
 }
 
-type Told = Pick<Appliance, 'publicUrl' | 'firstKey'> & { readonly localUrl: string };
+type Told = Pick<
+  Appliance,
+  'publicUrl' | 'firstKey' | 'mxPort' | 'submissionPort' | 'submissionsPort'
+> & { readonly localUrl: string };
 
 async function tell(appliance: Told, print: (line: string) => void): Promise<void> {
   const { publicUrl, firstKey, localUrl: base } = appliance;
@@ -48,6 +51,13 @@ async function tell(appliance: Told, print: (line: string) => void): Promise<voi
   print(
     `  Sink       ${publicUrl}/sink/messages   (what was delivered; nothing leaves this machine)`,
   );
+  const { mxPort, submissionPort, submissionsPort } = appliance;
+  if (submissionPort !== null) {
+    print(
+      `  SMTP       ports ${submissionPort} (STARTTLS) and ${submissionsPort} (TLS), user resend, password: the API key`,
+    );
+  }
+  if (mxPort !== null) print(`  Inbound    port ${mxPort}, for anything@${HOME_DOMAIN}`);
   print(`  Health     ${publicUrl}/health/ready`);
   print('');
   print('  Send one yourself:');

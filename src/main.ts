@@ -8,6 +8,7 @@ import { createLogger, type Logger } from './log.ts';
 import { DataDirInUse, DataDirUnusable } from './store/data-dir.ts';
 import { EmbeddedPostgresFailed } from './store/embedded-failure.ts';
 import { NewerSchema } from './store/orm.ts';
+import { CertificateUnusable } from './tls-certificate.ts';
 
 /** operate.md: what is in flight finishes or is released within this time. */
 const STOP_MAX_MS = 30_000;
@@ -20,6 +21,7 @@ const EXPECTED = [
   EmbeddedPostgresFailed,
   DatabaseUnusable,
   NewerSchema,
+  CertificateUnusable,
 ];
 
 function settings(): Config {

@@ -38,6 +38,11 @@ accepted('development defaults', () => {
     httpHost: null,
     publicUrl: 'http://localhost:3000',
     hostname: 'localhost',
+    mxPort: 2525,
+    submissionPort: 2587,
+    submissionsPort: 2465,
+    tlsCert: null,
+    tlsKey: null,
     apiKey: null,
     secret: null,
     delivery: 'sink',
@@ -48,7 +53,7 @@ accepted('development defaults', () => {
     retryScheduleMs: [60e3, 300e3, 600e3, 1200e3, 2400e3, 3600e3, 7200e3, 14_400e3],
     messageLifetimeMs: 4 * 86_400e3,
     rateLimit: { requests: 600, windowMs: 1000 },
-    roles: ['api', 'delivery', 'jobs'],
+    roles: ['api', 'mx', 'submission', 'delivery', 'jobs'],
     workers: 1,
     blobStore: 'disk',
     logLevel: 'info',
@@ -66,6 +71,9 @@ accepted('production changes exactly these', () => {
     dataDir: '/data',
     publicUrl: 'https://mail.example.com',
     hostname: 'mail.example.com',
+    mxPort: 25,
+    submissionPort: 587,
+    submissionsPort: 465,
     secret: SECRET,
     delivery: 'direct',
     rateLimit: { requests: 100, windowMs: 1000 },
@@ -133,6 +141,12 @@ const ACCEPTED: readonly (readonly [string, Env, Readonly<Record<string, unknown
   ],
   ['a rate', { RATE_LIMIT: '5/2m' }, { rateLimit: { requests: 5, windowMs: 120_000 } }],
   ['fewer roles', { ROLES: 'delivery, api' }, { roles: ['delivery', 'api'] }],
+  [
+    'a certificate',
+    { TLS_CERT: 'a/cert.pem', TLS_KEY: '/key.pem' },
+    { tlsCert: resolve('a/cert.pem'), tlsKey: '/key.pem' },
+  ],
+  ['submission alone', { ROLES: 'submission' }, { roles: ['submission'] }],
   ['no workers', { WORKERS: '0' }, { workers: 0 }],
   ['the disk', { BLOB_STORE: 'disk' }, { blobStore: 'disk' }],
   ['empty is absent', { HTTP_PORT: '', MX_PORT: '', ROLES: '', TYPO: '' }, { httpPort: 3000 }],
@@ -218,22 +232,19 @@ const REFUSED: readonly (readonly [name: string, value: string, says: RegExp])[]
   ['RATE_LIMIT', '0/1s', /"0\/1s"/],
   ['RATE_LIMIT', '1/1s/1s', /"1\/1s\/1s"/],
   ['ROLES', 'api,smtp', /comma list of `api`, `mx`/],
-  ['ROLES', 'api,mx', /names mx, not in this release/],
   ['ROLES', 'delivery', /belong in one process/],
   ['ROLES', 'jobs,delivery', /belong in one process/],
-  ['ROLES', 'submission, mx', /names mx, submission, not in this release/],
   ['WORKERS', '-1', /from 0 to 256/],
   ['WORKERS', '257', /from 0 to 256/],
   ['BLOB_STORE', 's3://bucket?region=x', /names s3, not in this release.*`disk`/],
   ['BLOB_STORE', 'tape', /"tape".*`disk`/],
   ['LOG_LEVEL', 'verbose', /`fatal`, .*`silent`/],
-  ['MX_PORT', '2525', /not in this release/],
-  ['SUBMISSION_PORT', '2587', /not in this release/],
-  ['SUBMISSIONS_PORT', '2465', /not in this release/],
+  ['MX_PORT', '65536', /from 0 to 65535/],
+  ['SUBMISSION_PORT', 'smtp', /from 0 to 65535/],
+  ['SUBMISSIONS_PORT', '-1', /from 0 to 65535/],
   ['METRICS_PORT', '9464', /not in this release/],
-  ['TLS_CERT', '/cert.pem', /not in this release/],
-  ['TLS_KEY', '/key.pem', /not in this release/],
-  ['TLS_KEY_FILE', '/key.pem', /not in this release/],
+  ['TLS_CERT', '/cert.pem', /needs MAILSTEAD_TLS_KEY/],
+  ['TLS_KEY', '/key.pem', /needs MAILSTEAD_TLS_CERT/],
   ['SECERT', SECRET, /is not a setting; did you mean MAILSTEAD_SECRET\?$/],
   ['HTTP_PROT_FILE', '/x', /did you mean MAILSTEAD_HTTP_PORT_FILE\?$/],
   ['QUITE_ELSE', 'x', /is not a setting; leave it out\.$/],
@@ -244,7 +255,7 @@ for (const [name, value, says] of REFUSED) {
     const problems = problemsOf(env({ [name]: value }));
     assert.is(problems.length, 1, problems.join('\n'));
     assert.match(problems[0] ?? '', says);
-    assert.ok(problems[0]?.startsWith(`MAILSTEAD_${name.replace(/^(TLS_KEY)_FILE$/, '$1')} `));
+    assert.ok(problems[0]?.startsWith(`MAILSTEAD_${name} `));
     assert.not.match(problems[0] ?? '', /\n/);
   });
 }
@@ -294,6 +305,15 @@ refused('production needs three settings', () => {
   );
 });
 
+refused('submission that is asked for in production needs a certificate', () => {
+  const asked = { ...PRODUCTION, MAILSTEAD_ROLES: 'api,submission' };
+  assert.equal(problemsOf(asked), [
+    'MAILSTEAD_ROLES names `submission`, which in production needs MAILSTEAD_TLS_CERT and MAILSTEAD_TLS_KEY to be set.',
+  ]);
+  const files = { MAILSTEAD_TLS_CERT: '/c', MAILSTEAD_TLS_KEY: '/k' };
+  assert.equal(problemsOf({ ...asked, ...files }), []);
+});
+
 refused('a smarthost URL under the default delivery of production', () => {
   const problems = problemsOf({ ...PRODUCTION, MAILSTEAD_SMARTHOST_URL: 'smtp://relay.test' });
   assert.equal(problems, [
@@ -311,7 +331,7 @@ refused('all problems at once, in the order of the table, unknown names last', (
     HOSTNAME: 'mail.example.com',
     SECRET: 'short',
     DELIVERY: 'smarthost',
-    MX_PORT: '25',
+    MX_PORT: 'x',
     API_KEY,
     API_KEY_FILE: '/key',
   });

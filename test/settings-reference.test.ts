@@ -38,9 +38,7 @@ generated('every line of the example can be turned on, but for what is not in th
   );
   assert.equal(
     problems.map((problem) => problem.split(' ')[0]),
-    ['MX_PORT', 'SUBMISSION_PORT', 'SUBMISSIONS_PORT', 'METRICS_PORT'].map(
-      (name) => `MAILSTEAD_${name}`,
-    ),
+    ['METRICS_PORT'].map((name) => `MAILSTEAD_${name}`),
   );
   assert.is(all['MAILSTEAD_SECRET'], '', 'no secret to copy');
   assert.is(all['MAILSTEAD_API_KEY'], '', 'no key to copy');
@@ -54,16 +52,7 @@ generated('the reference says what is not in this release', () => {
   assert.is(rows.length, 28);
   assert.equal(
     later.map((row) => /MAILSTEAD_(\w+)/.exec(row)?.[1]),
-    [
-      'MX_PORT',
-      'SUBMISSION_PORT',
-      'SUBMISSIONS_PORT',
-      'METRICS_PORT',
-      'TLS_CERT',
-      'TLS_KEY',
-      'ROLES',
-      'BLOB_STORE',
-    ],
+    ['METRICS_PORT', 'BLOB_STORE'],
   );
 });
 

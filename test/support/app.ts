@@ -17,6 +17,7 @@ export interface App {
   readonly base: string;
   readonly key: string;
   readonly databaseUrl: string;
+  readonly dataDir: string;
   readonly appliance: Appliance;
   /** What the log said at warn and above. */
   readonly complaints: readonly string[];
@@ -72,6 +73,9 @@ export async function startApp(settings: Record<string, string> = {}): Promise<A
     MAILSTEAD_DATABASE_URL: database.url,
     MAILSTEAD_HTTP_PORT: '0',
     MAILSTEAD_HTTP_HOST: '127.0.0.1',
+    MAILSTEAD_MX_PORT: '0',
+    MAILSTEAD_SUBMISSION_PORT: '0',
+    MAILSTEAD_SUBMISSIONS_PORT: '0',
     MAILSTEAD_WORKERS: '0',
     MAILSTEAD_RATE_LIMIT: '100000/1s',
     ...settings,
@@ -121,6 +125,7 @@ export async function startApp(settings: Record<string, string> = {}): Promise<A
     base,
     key,
     databaseUrl: database.url,
+    dataDir,
     appliance,
     complaints,
     call,
