@@ -21,6 +21,8 @@ const SKIP_LINES_MAX = 200;
 const PARALLEL = Math.max(2, availableParallelism());
 
 const NOT_TESTS = ['support', 'bench'];
+/** The last line of uvu's summary. */
+const SUMMARY_END = /^ {2}Duration: /m;
 const ANSI = new RegExp(`${String.fromCharCode(27)}\\[[0-9;]*m`, 'g');
 
 interface FileResult {
@@ -108,22 +110,42 @@ async function runAll(
   env: NodeJS.ProcessEnv,
 ): Promise<readonly FileResult[]> {
   const results: FileResult[] = [];
+  const endings: Promise<void>[] = [];
   const queue = [...files.entries()];
   const work = async (): Promise<void> => {
     for (let next = queue.shift(); next !== undefined && stoppedBy === null; next = queue.shift()) {
       const [index, file] = next;
       const startedAt = performance.now();
-      const result = await runFile(file, env);
-      results[index] = result;
-      if (stoppedBy === null) report(file, result, (performance.now() - startedAt) / 1000);
+      const { summarised, ended } = runFile(file, env);
+      // Timers of a library may keep a process for seconds after its last test; the next file need not wait.
+      endings.push(
+        ended.then((result) => {
+          results[index] = result;
+        }),
+      );
+      await Promise.race([summarised, ended]);
+      const seconds = (performance.now() - startedAt) / 1000;
+      endings.push(
+        ended.then((result) => {
+          if (stoppedBy === null) report(file, result, seconds);
+        }),
+      );
     }
   };
   await Promise.all(Array.from({ length: PARALLEL }, work));
+  await Promise.all(endings);
   return results;
 }
 
-function runFile(file: string, env: NodeJS.ProcessEnv): Promise<FileResult> {
-  return new Promise((resolve) => {
+interface Run {
+  /** uvu has said how it went. */
+  readonly summarised: Promise<void>;
+  readonly ended: Promise<FileResult>;
+}
+
+function runFile(file: string, env: NodeJS.ProcessEnv): Run {
+  const { promise: summarised, resolve: tellSummary } = Promise.withResolvers<void>();
+  const ended = new Promise<FileResult>((resolve) => {
     const child = spawn(process.execPath, ['--import', 'tsx', join(import.meta.dirname, file)], {
       cwd: join(import.meta.dirname, '..'),
       env,
@@ -135,6 +157,7 @@ function runFile(file: string, env: NodeJS.ProcessEnv): Promise<FileResult> {
     for (const stream of [child.stdout, child.stderr]) {
       stream.setEncoding('utf8').on('data', (chunk: string) => {
         output = (output + chunk).slice(-OUTPUT_CHARS_MAX);
+        if (SUMMARY_END.test(output)) tellSummary();
       });
     }
     let late = false;
@@ -168,6 +191,7 @@ function runFile(file: string, env: NodeJS.ProcessEnv): Promise<FileResult> {
       resolve(judge(output.replace(ANSI, ''), badEnding));
     });
   });
+  return { summarised, ended };
 }
 
 function killGroup(child: ChildProcess): void {

@@ -17,8 +17,8 @@ const MAY_IMPORT: Readonly<Record<string, readonly string[]>> = {
   dns: ['mail'],
   access: ['mail', 'store'],
   timeline: ['mail', 'store'],
-  suppressions: ['mail', 'store', 'timeline'],
-  domains: ['mail', 'store', 'dns', 'timeline'],
+  suppressions: ['mail', 'store', 'access', 'timeline'],
+  domains: ['mail', 'store', 'dns', 'access', 'timeline'],
   queue: ['mail', 'store', 'timeline', 'suppressions'],
   templates: ['mail', 'store', 'access'],
   audience: ['mail', 'store', 'access', 'timeline', 'suppressions', 'templates'],
@@ -26,6 +26,7 @@ const MAY_IMPORT: Readonly<Record<string, readonly string[]>> = {
   sending: [
     'mail',
     'store',
+    'dns',
     'access',
     'timeline',
     'suppressions',
@@ -65,6 +66,7 @@ const MAY_IMPORT: Readonly<Record<string, readonly string[]>> = {
     'tracking',
   ],
   jobs: [
+    'access',
     'domains',
     'queue',
     'audience',
@@ -84,15 +86,17 @@ const PACKAGE_HOME: Readonly<Record<string, readonly string[]>> = {
   '@mikro-orm/': Object.keys(MAY_IMPORT).filter(
     (room) => !['mail', 'dns', 'smtp', 'jobs', 'http'].includes(room),
   ),
-  nodemailer: ['mail/compose.ts', 'delivery/session.ts'],
+  nodemailer: ['mail/compose.ts', 'mail/submitted-header.ts', 'delivery/session.ts'],
   'smtp-server': ['smtp'],
-  mailparser: ['receiving'],
+  mailparser: ['mail'],
+  libmime: ['mail'],
   express: ['http'],
   helmet: ['http'],
   '@tsoa/runtime': ['http'],
   agenda: ['jobs'],
   '@agendajs/': ['jobs'],
   'dkim-signer': ['mail'],
+  undici: ['sending/fetch.ts'],
 };
 
 const NAMES_WITHOUT_MEANING = new Set(

@@ -9,12 +9,15 @@
 //   --profile         one more round of the product under V8's profiler, and where its time went
 //   --json            the numbers as JSON on stdout, and nothing else there
 //
+// `npm run bench -- attachment`: what an email with 40 MB of attachments costs in memory, and nothing else.
+//
 // Loopback only. Everything it starts it stops, everything it writes lies in one temporary folder that it removes;
 // also after a failure and on SIGINT. Where the temporary folder lies decides which disk is measured (TMPDIR).
 import { chmodSync, existsSync, mkdirSync, mkdtempSync, rmSync, statfsSync } from 'node:fs';
 import { availableParallelism, cpus, release, tmpdir, type } from 'node:os';
 import { join } from 'node:path';
 import { parseArgs } from 'node:util';
+import { benchAttachment } from './attachment.ts';
 import { BenchFailed, createCleanup } from './children.ts';
 import type { Load } from './load.ts';
 import { describePostfix, PROGRAMS, whyNoPostfix } from './postfix.ts';
@@ -33,7 +36,10 @@ const MAX = { emails: 1_000_000, rounds: 20, connections: 200, workers: 16 };
 const TMPFS = 0x01021994;
 const EXIT = { SIGINT: 130, SIGTERM: 143, SIGHUP: 129 } as const;
 
+const CASES = ['speed', 'attachment'];
+
 interface Options {
+  readonly what: string;
   readonly emails: number;
   readonly rounds: number;
   readonly connections: number;
@@ -44,7 +50,8 @@ interface Options {
 }
 
 function readOptions(): Options {
-  const { values } = parseArgs({
+  const { values, positionals } = parseArgs({
+    allowPositionals: true,
     options: {
       emails: { type: 'string', default: '8000' },
       rounds: { type: 'string', default: '3' },
@@ -64,7 +71,12 @@ function readOptions(): Options {
   if (only !== null && only !== 'product' && only !== 'postfix') {
     throw new BenchFailed('--only must be product or postfix');
   }
+  const [what = 'speed', ...more] = positionals;
+  if (!CASES.includes(what) || more.length > 0) {
+    throw new BenchFailed(`what to measure is ${CASES.join(' or ')}`);
+  }
   return {
+    what,
     emails: whole('emails', 1),
     rounds: whole('rounds', 1),
     connections: whole('connections', 1),
@@ -161,7 +173,11 @@ try {
   chmodSync(folder, 0o755); // Postfix and smtp-sink leave root behind.
   const { emails, connections, workers } = options;
   const hasSmtpSink = existsSync(PROGRAMS.sink);
-  await bench(options, { emails, connections, workers, folder, hasSmtpSink, cleanup });
+  if (options.what === 'attachment') {
+    console.log(await benchAttachment({ folder, workers, hasSmtpSink, cleanup }));
+  } else {
+    await bench(options, { emails, connections, workers, folder, hasSmtpSink, cleanup });
+  }
 } catch (error) {
   // What fails after a signal fails because of it.
   if (!isStopped) {

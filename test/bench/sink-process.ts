@@ -38,6 +38,8 @@ function serve(socket: Socket): void {
         verb === 'EHLO' ? EHLO : verb === 'DATA' ? '354 go on\r\n' : `${code(verb)} ok\r\n`;
       if (verb === 'QUIT') socket.end(replies);
     }
+    // What is thrown away need not be kept until its end.
+    if (inData && folder === '') text = text.slice(-END.length);
     if (replies !== '' && socket.writable) socket.write(replies);
   });
 }

@@ -54,6 +54,9 @@ async function run(settings: Record<string, string>): Promise<Run> {
       MAILSTEAD_MODE: 'development',
       MAILSTEAD_HTTP_HOST: '127.0.0.1',
       MAILSTEAD_HTTP_PORT: String(await freePort()),
+      MAILSTEAD_MX_PORT: '0',
+      MAILSTEAD_SUBMISSION_PORT: '0',
+      MAILSTEAD_SUBMISSIONS_PORT: '0',
       ...settings,
     },
   });
@@ -78,7 +81,13 @@ test('a port in use is all that is said, and nothing was begun', async () => {
   const parent = await mkdtemp(join(tmpdir(), 'mailstead-port-'));
   const dataDir = join(parent, 'data');
   const { port } = new URL(program.base);
-  const second = await run({ MAILSTEAD_DATA_DIR: dataDir, MAILSTEAD_HTTP_PORT: port });
+  const second = await run({
+    MAILSTEAD_DATA_DIR: dataDir,
+    MAILSTEAD_HTTP_PORT: port,
+    MAILSTEAD_MX_PORT: '0',
+    MAILSTEAD_SUBMISSION_PORT: '0',
+    MAILSTEAD_SUBMISSIONS_PORT: '0',
+  });
   assert.is(await second.ended, 1);
   assert.match(
     second.said(),
@@ -111,6 +120,9 @@ test('SIGTERM while the database is waited for: not ready yet, and a quiet end',
   const waiting = await run({
     MAILSTEAD_DATA_DIR: dataDir,
     MAILSTEAD_HTTP_PORT: String(port),
+    MAILSTEAD_MX_PORT: '0',
+    MAILSTEAD_SUBMISSION_PORT: '0',
+    MAILSTEAD_SUBMISSIONS_PORT: '0',
     MAILSTEAD_DATABASE_URL: `postgres://me:hunter2@127.0.0.1:${away}/x`,
   });
   await until(
