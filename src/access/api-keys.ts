@@ -5,7 +5,7 @@ import { isUuid } from '../store/id.ts';
 import type { Store } from '../store/orm.ts';
 import { SendingDomain } from '../store/sending-domain.ts';
 import { createKey, newToken, type Caller, type Permission } from './keys.ts';
-import { checkPage, refuseCursor, toPage, type PageRequest } from './page.ts';
+import { checkPage, refuseCursor, toPage, type PageRequest, orderOf, rangeOf } from './page.ts';
 import { refuseFields, type Issue } from './refusal.ts';
 
 export interface NewKeyRequest {
@@ -82,10 +82,9 @@ export function createApiKeyVerbs(store: Store): ApiKeyVerbs {
         {
           tenantId,
           revokedAt: null,
-          ...(cursor.after === null ? {} : { id: { $lt: cursor.after } }),
-          ...(cursor.before === null ? {} : { id: { $gt: cursor.before } }),
+          ...rangeOf(cursor),
         },
-        { orderBy: { id: cursor.before === null ? 'desc' : 'asc' }, limit: cursor.limit + 1 },
+        orderOf(cursor),
       );
       const { items, hasMore } = toPage(rows, cursor);
       return { items: items.map(toRecord), hasMore };

@@ -55,6 +55,18 @@ export function refuseCursor(cursor: Cursor): never {
   throw refuseFields([{ path, message: `\`${path}\` is not the id of an item of this list.` }]);
 }
 
+/** Which rows of a list by id a page is read from. */
+export const rangeOf = (cursor: Cursor) => ({
+  ...(cursor.after === null ? {} : { id: { $lt: cursor.after } }),
+  ...(cursor.before === null ? {} : { id: { $gt: cursor.before } }),
+});
+
+/** In which order they are read, from the cursor on, and how many: one more than asked for. */
+export const orderOf = (cursor: Cursor) => ({
+  orderBy: { id: cursor.before === null ? ('desc' as const) : ('asc' as const) },
+  limit: cursor.limit + 1,
+});
+
 /** Cuts what was read with one more than asked for into a page, newest first. */
 export function toPage<T>(rows: readonly T[], cursor: Cursor): { items: T[]; hasMore: boolean } {
   const items = rows.slice(0, cursor.limit);

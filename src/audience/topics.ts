@@ -1,5 +1,13 @@
 // Topics: subjects that contacts opt in to or out of.
-import { checkPage, PAGE_MAX, refuseCursor, toPage, type PageRequest } from '../access/page.ts';
+import {
+  checkPage,
+  PAGE_MAX,
+  refuseCursor,
+  toPage,
+  type PageRequest,
+  orderOf,
+  rangeOf,
+} from '../access/page.ts';
 import { refuseFields, type Issue } from '../access/refusal.ts';
 import { isUuid, newId } from '../store/id.ts';
 import type { Store } from '../store/orm.ts';
@@ -103,10 +111,9 @@ export function createTopicVerbs(store: Store, now: () => Date): TopicVerbs {
         {
           tenantId,
           ...matching,
-          ...(cursor.after === null ? {} : { id: { $lt: cursor.after } }),
-          ...(cursor.before === null ? {} : { id: { $gt: cursor.before } }),
+          ...rangeOf(cursor),
         },
-        { orderBy: { id: cursor.before === null ? 'desc' : 'asc' }, limit: cursor.limit + 1 },
+        orderOf(cursor),
       );
       const { items, hasMore } = toPage(rows, cursor);
       return { items: items.map(toRecord), hasMore };

@@ -1,6 +1,14 @@
 // Reads back what arrived for a tenant: the list, one message, its files and its bytes.
 import type { Caller } from '../access/keys.ts';
-import { checkPage, pageOf, refuseCursor, toPage, type PageRequest } from '../access/page.ts';
+import {
+  checkPage,
+  pageOf,
+  refuseCursor,
+  toPage,
+  type PageRequest,
+  orderOf,
+  rangeOf,
+} from '../access/page.ts';
 import { parseAside } from '../mail/parse-aside.ts';
 import type { BlobStore } from '../store/blob.ts';
 import type { Store } from '../store/orm.ts';
@@ -64,10 +72,9 @@ async function listReceived(
     ReceivedEmail,
     {
       tenantId,
-      ...(cursor.after === null ? {} : { id: { $lt: cursor.after } }),
-      ...(cursor.before === null ? {} : { id: { $gt: cursor.before } }),
+      ...rangeOf(cursor),
     },
-    { orderBy: { id: cursor.before === null ? 'desc' : 'asc' }, limit: cursor.limit + 1 },
+    orderOf(cursor),
   );
   return toPage(rows, cursor);
 }

@@ -1,6 +1,13 @@
 // What the built-in sink took: stored in groups before it is acknowledged, listed newest first, emptied,
 // and kept below a limit, oldest out first.
-import { checkPage, refuseCursor, toPage, type PageRequest } from '../access/page.ts';
+import {
+  checkPage,
+  refuseCursor,
+  toPage,
+  type PageRequest,
+  orderOf,
+  rangeOf,
+} from '../access/page.ts';
 import { newId } from '../store/id.ts';
 import type { Store } from '../store/orm.ts';
 import { SinkMessage } from '../store/sink-message.ts';
@@ -92,10 +99,9 @@ export async function listSinkMessages(store: Store, page: PageRequest): Promise
   const rows = await em.find(
     SinkMessage,
     {
-      ...(cursor.after === null ? {} : { id: { $lt: cursor.after } }),
-      ...(cursor.before === null ? {} : { id: { $gt: cursor.before } }),
+      ...rangeOf(cursor),
     },
-    { orderBy: { id: cursor.before === null ? 'desc' : 'asc' }, limit: cursor.limit + 1 },
+    orderOf(cursor),
   );
   return toPage(rows, cursor);
 }

@@ -13,6 +13,7 @@ import type { Logger } from '../log.ts';
 import type { ReturnPathSubject } from '../mail/return-path.ts';
 import type { Receiver, IncomingMessage } from '../receiving/receive.ts';
 import { createClientCount } from './client-count.ts';
+import { createCollector } from './collector.ts';
 import { Listener, refusal, type Reply } from './listener.ts';
 
 export interface MxOptions {
@@ -106,7 +107,7 @@ export async function startMx(options: MxOptions): Promise<MxListener> {
   const clients = createClientCount();
   const envelopes = new WeakMap<object, Envelope>();
   const badRecipients = new WeakMap<object, number>();
-  let bufferedBytes = 0;
+  const collectBytes = createCollector(BUFFERED_BYTES_MAX);
   let stopping: Promise<void> | null = null;
 
   const server = new Listener(
@@ -182,33 +183,15 @@ export async function startMx(options: MxOptions): Promise<MxListener> {
     session: SMTPServerSession,
     reply: (error?: Error | null, text?: string) => void,
   ): void {
-    let chunks: Buffer[] = [];
-    let sizeBytes = 0;
-    let refused: Reply | null = null;
-    const release = (): void => {
-      bufferedBytes -= sizeBytes;
-      sizeBytes = 0;
-      chunks = [];
-    };
-    stream.on('data', (chunk: Buffer) => {
-      if (bufferedBytes + chunk.length > BUFFERED_BYTES_MAX) refused = NO_MEMORY;
-      // smtp-server answers an oversized message by itself, after its last byte.
-      if (refused !== null || stream.sizeExceeded) return release();
-      chunks.push(chunk);
-      sizeBytes += chunk.length;
-      bufferedBytes += chunk.length;
-    });
-    // The client left before the final dot. Not an `end`: nothing was received.
-    stream.on('error', release);
-    stream.on('end', () => {
+    collectBytes(stream, ({ isTooMuch, bytes, release }) => {
       const finish = (error: Error | null, text?: string): void => {
         release();
         reply(error, text);
         if (stopping !== null) server.dismiss(session.id);
       };
       if (stream.sizeExceeded) return finish(null);
-      const body = Buffer.concat(chunks, sizeBytes);
-      const problem = refused ?? problemOf(body);
+      const body = bytes();
+      const problem = isTooMuch ? NO_MEMORY : problemOf(body);
       if (problem !== null) return finish(refusal(problem));
       const receivedAt = now();
       const raw = Buffer.concat([

@@ -14,6 +14,7 @@ import type { AddressInfo } from 'node:net';
 import type { SMTPServerDataStream, SMTPServerSession } from 'smtp-server';
 import builtInTlsOptions from 'smtp-server/lib/tls-options.js';
 import type { Logger } from '../log.ts';
+import { createCollector } from './collector.ts';
 import { Listener, refusal, type Reply } from './listener.ts';
 
 export interface SinkMessageInput {
@@ -97,7 +98,7 @@ export async function startSink(options: SinkOptions): Promise<Sink> {
   const { log, slowMs = SLOW_MS, tls = null, now = () => new Date() } = options;
   const { maxBufferedBytes = BUFFERED_BYTES_MAX } = options;
   const countTempfail = createTempfailCounter();
-  let bufferedBytes = 0;
+  const collectBytes = createCollector(maxBufferedBytes);
   let stopping: Promise<void> | null = null;
 
   const server = new Listener(
@@ -148,25 +149,7 @@ export async function startSink(options: SinkOptions): Promise<Sink> {
     session: SMTPServerSession,
     reply: (error?: Error | null, text?: string) => void,
   ): void {
-    let chunks: Buffer[] = [];
-    let sizeBytes = 0;
-    let refused: Reply | null = null;
-    const release = (): void => {
-      bufferedBytes -= sizeBytes;
-      sizeBytes = 0;
-      chunks = [];
-    };
-    stream.on('data', (chunk: Buffer) => {
-      if (bufferedBytes + chunk.length > maxBufferedBytes) refused = NO_MEMORY;
-      // smtp-server answers an oversized message by itself, after its last byte.
-      if (refused !== null || stream.sizeExceeded) return release();
-      chunks.push(chunk);
-      sizeBytes += chunk.length;
-      bufferedBytes += chunk.length;
-    });
-    // The client left before the final dot. Not an `end`: nothing was received.
-    stream.on('error', release);
-    stream.on('end', () => {
+    collectBytes(stream, ({ isTooMuch, bytes, release }) => {
       const finish = (error: Error | null): void => {
         release();
         reply(error, 'Message stored');
@@ -179,8 +162,8 @@ export async function startSink(options: SinkOptions): Promise<Sink> {
         return server.drop(session.id);
       }
       if (stream.sizeExceeded) return finish(null);
-      if (refused !== null) return finish(refusal(refused));
-      const raw = Buffer.concat(chunks, sizeBytes);
+      if (isTooMuch) return finish(refusal(NO_MEMORY));
+      const raw = bytes();
       if (hasTooManyHeaderLines(raw)) return finish(refusal(TOO_MANY_LINES));
       const message: SinkMessageInput = {
         mailFrom: mailFrom === false ? '' : mailFrom.address,
@@ -192,7 +175,10 @@ export async function startSink(options: SinkOptions): Promise<Sink> {
       save(message).then(
         () => finish(null),
         (err: unknown) => {
-          log.error({ err, rcptCount: rcptTo.length, sizeBytes }, 'sink could not store a message');
+          log.error(
+            { err, rcptCount: rcptTo.length, sizeBytes: raw.length },
+            'sink could not store a message',
+          );
           finish(refusal(NOT_STORED));
         },
       );

@@ -1,7 +1,14 @@
 // Addresses that a tenant does not send to any more: asked on every accept, kept by hand or after a bounce
 // or complaint. One row for each address, spelled as `normalizedAddress` of mail/address.ts spells it.
 import type { Pool, PoolClient } from 'pg';
-import { checkPage, refuseCursor, toPage, type PageRequest } from '../access/page.ts';
+import {
+  checkPage,
+  refuseCursor,
+  toPage,
+  type PageRequest,
+  orderOf,
+  rangeOf,
+} from '../access/page.ts';
 import { Refusal, refuseFields, type Issue } from '../access/refusal.ts';
 import { normalizedAddress, parseMailbox } from '../mail/address.ts';
 import { isUuid, newId } from '../store/id.ts';
@@ -185,10 +192,9 @@ export function createSuppressionVerbs(store: Store): SuppressionVerbs {
         Suppression,
         {
           ...of,
-          ...(cursor.after === null ? {} : { id: { $lt: cursor.after } }),
-          ...(cursor.before === null ? {} : { id: { $gt: cursor.before } }),
+          ...rangeOf(cursor),
         },
-        { orderBy: { id: cursor.before === null ? 'desc' : 'asc' }, limit: cursor.limit + 1 },
+        orderOf(cursor),
       );
       const { items, hasMore } = toPage(rows, cursor);
       return { items: items.map(toRecord), hasMore };

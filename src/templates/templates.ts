@@ -3,7 +3,14 @@
 // publication, however often the template is edited meanwhile.
 import { isDeepStrictEqual } from 'node:util';
 import { IsolationLevel, LockMode, type SqlEntityManager } from '@mikro-orm/postgresql';
-import { checkPage, refuseCursor, toPage, type PageRequest } from '../access/page.ts';
+import {
+  checkPage,
+  refuseCursor,
+  toPage,
+  type PageRequest,
+  orderOf,
+  rangeOf,
+} from '../access/page.ts';
 import { Refusal, refuseFields } from '../access/refusal.ts';
 import { newId } from '../store/id.ts';
 import type { Store } from '../store/orm.ts';
@@ -203,10 +210,9 @@ async function listTemplates(
       Template,
       {
         tenantId,
-        ...(cursor.after === null ? {} : { id: { $lt: cursor.after } }),
-        ...(cursor.before === null ? {} : { id: { $gt: cursor.before } }),
+        ...rangeOf(cursor),
       },
-      { orderBy: { id: cursor.before === null ? 'desc' : 'asc' }, limit: cursor.limit + 1 },
+      orderOf(cursor),
     );
     const sizes = await em.find(
       TemplateVersion,
