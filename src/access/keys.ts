@@ -4,6 +4,7 @@
 import { createHash } from 'node:crypto';
 import type { Pool, PoolClient } from 'pg';
 import { newId, randomText } from '../store/id.ts';
+import { askTogether } from '../store/together.ts';
 
 export type Permission = 'full_access' | 'sending_access';
 
@@ -79,42 +80,21 @@ export function createAuthenticator(
   pool: Pool,
   onUse: (caller: Caller) => void = () => undefined,
 ): (token: string) => Promise<Caller | null> {
-  interface Waiting {
-    readonly hash: Buffer;
-    readonly resolve: (caller: Caller | null) => void;
-    readonly reject: (error: unknown) => void;
-  }
-  const waiting: Waiting[] = [];
-
-  const ask = async (batch: readonly Waiting[]): Promise<void> => {
-    try {
-      const { rows } = await pool.query<KeyRow>({
-        name: 'authenticate',
-        text: `select k.hash, k.tenant_id, k.id, k.permission, k.domain_id from api_key k
-          where k.hash = any ($1::bytea[]) and k.revoked_at is null and (k.domain_id is null or exists (
-            select 1 from sending_domain d where d.tenant_id = k.tenant_id and d.id = k.domain_id))`,
-        values: [[...new Map(batch.map(({ hash }) => [hash.toString('hex'), hash])).values()]],
-      });
-      const found = new Map(rows.map((row) => [row.hash.toString('hex'), row]));
-      for (const { hash, resolve } of batch) {
-        const row = found.get(hash.toString('hex'));
-        const caller = row === undefined ? null : callerOf(row);
-        if (caller !== null) onUse(caller);
-        resolve(caller);
-      }
-    } catch (error) {
-      for (const { reject } of batch) reject(error);
-    }
-  };
-  const flush = (): void => {
-    while (waiting.length > 0) void ask(waiting.splice(0, LOOKUPS_PER_QUERY));
-  };
-
-  return (token) => {
-    if (!TOKEN.test(token)) return Promise.resolve(null);
-    return new Promise((resolve, reject) => {
-      waiting.push({ hash: hashOf(token), resolve, reject });
-      if (waiting.length === 1) setImmediate(flush);
+  const ask = askTogether<Buffer, Caller | null>(LOOKUPS_PER_QUERY, async (hashes) => {
+    const { rows } = await pool.query<KeyRow>({
+      name: 'authenticate',
+      text: `select k.hash, k.tenant_id, k.id, k.permission, k.domain_id from api_key k
+        where k.hash = any ($1::bytea[]) and k.revoked_at is null and (k.domain_id is null or exists (
+          select 1 from sending_domain d where d.tenant_id = k.tenant_id and d.id = k.domain_id))`,
+      values: [[...new Map(hashes.map((hash) => [hash.toString('hex'), hash])).values()]],
     });
-  };
+    const found = new Map(rows.map((row) => [row.hash.toString('hex'), callerOf(row)]));
+    return hashes.map((hash) => {
+      const caller = found.get(hash.toString('hex')) ?? null;
+      if (caller !== null) onUse(caller);
+      return caller;
+    });
+  });
+
+  return (token) => (TOKEN.test(token) ? ask(hashOf(token)) : Promise.resolve(null));
 }

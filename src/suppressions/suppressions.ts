@@ -13,6 +13,7 @@ import { Refusal, refuseFields, type Issue } from '../access/refusal.ts';
 import { normalizedAddress, parseMailbox } from '../mail/address.ts';
 import { isUuid, newId } from '../store/id.ts';
 import type { Store } from '../store/orm.ts';
+import { askTogether } from '../store/together.ts';
 import { Suppression, type suppressionOrigins } from '../store/suppression.ts';
 
 type Queryable = Pick<Pool | PoolClient, 'query'>;
@@ -79,33 +80,23 @@ export function suppressedAmong(
   addresses: readonly string[],
 ): Promise<ReadonlySet<string>> {
   if (addresses.length === 0) return Promise.resolve(new Set());
-  let waiting = lookups.get(db);
-  if (waiting === undefined) lookups.set(db, (waiting = []));
-  const queue = waiting;
-  return new Promise((resolve, reject) => {
-    queue.push({ tenantId, addresses, resolve, reject });
-    if (queue.length > 1) return;
-    setImmediate(() => {
-      while (queue.length > 0) void ask(db, queue.splice(0, LOOKUPS_PER_QUERY));
-    });
-  });
+  let lookup = lookups.get(db);
+  if (lookup === undefined) lookups.set(db, (lookup = createLookup(db)));
+  return lookup({ tenantId, addresses });
 }
 
-interface Lookup {
+type Lookup = (asked: {
   readonly tenantId: string;
   readonly addresses: readonly string[];
-  readonly resolve: (listed: ReadonlySet<string>) => void;
-  readonly reject: (error: unknown) => void;
-}
+}) => Promise<ReadonlySet<string>>;
 
-/** Of one turn of the event loop: emails that arrive together ask in one statement. */
-const lookups = new WeakMap<Queryable, Lookup[]>();
+const lookups = new WeakMap<Queryable, Lookup>();
 
-async function ask(db: Queryable, batch: readonly Lookup[]): Promise<void> {
-  const asked = batch.flatMap(({ tenantId, addresses }, number) =>
-    addresses.map((address) => ({ number, tenantId, address })),
-  );
-  try {
+const createLookup = (db: Queryable): Lookup =>
+  askTogether(LOOKUPS_PER_QUERY, async (batch) => {
+    const asked = batch.flatMap(({ tenantId, addresses }, number) =>
+      addresses.map((address) => ({ number, tenantId, address })),
+    );
     const { rows } = await db.query<{ number: number; address: string }>({
       name: 'suppressed-among',
       text: `select r.number, s.address
@@ -119,11 +110,8 @@ async function ask(db: Queryable, batch: readonly Lookup[]): Promise<void> {
     });
     const listed = batch.map(() => new Set<string>());
     for (const { number, address } of rows) listed[number]?.add(address);
-    for (const [number, { resolve }] of batch.entries()) resolve(listed[number]!);
-  } catch (error) {
-    for (const { reject } of batch) reject(error);
-  }
-}
+    return listed;
+  });
 
 /** An address to suppress, in any spelling, and the email that gave the reason. */
 export interface NewSuppression {
