@@ -3,13 +3,14 @@
 import { isUuid } from '../store/id.ts';
 import type { Store } from '../store/orm.ts';
 import { RequestLog, RequestLogBody } from '../store/request-log.ts';
+import { checkTag, parseTime, type Refuse, type TagFilter } from './filters.ts';
 import type { Caller } from './keys.ts';
 import { checkPage, refuseCursor, toPage, type PageRequest } from './page.ts';
 import { refuseFields, type Issue } from './refusal.ts';
 import { firstIdAt, type RequestLogWriter } from './request-log.ts';
 
 /** As the query has them; an undefined one is not there. */
-export interface LogFilters {
+export interface LogFilters extends TagFilter {
   /** `404`, `4xx`, or several with commas. */
   readonly status: string | undefined;
   readonly method: string | undefined;
@@ -17,10 +18,6 @@ export interface LogFilters {
   readonly startDate: string | undefined;
   readonly endDate: string | undefined;
   readonly search: string | undefined;
-  readonly tagName: string | undefined;
-  readonly tagNameAlias: string | undefined;
-  readonly tagValue: string | undefined;
-  readonly tagValueAlias: string | undefined;
 }
 
 export interface LogSummary {
@@ -57,11 +54,7 @@ export interface LogVerbs {
 const STATUSES_MAX = 20;
 const SEARCH_MAX_CHARACTERS = 200;
 const METHODS = ['GET', 'HEAD', 'POST', 'PUT', 'PATCH', 'DELETE'];
-const TAG_NAME = /^[A-Za-z0-9_-]{1,256}$/;
-const TAG_VALUE = /^[A-Za-z0-9_-]{0,256}$/;
 const STATUS = /^(?:[1-5]\d\d|[1-5]xx)$/i;
-const DAY = /^\d{4}-\d\d-\d\d$/;
-const INSTANT = /^\d{4}-\d\d-\d\dT\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?(?:Z|[+-]\d\d:?\d\d)?$/i;
 const DAY_MS = 86_400_000;
 
 /** `writer` is this process's: its own requests are seen as soon as they are answered. */
@@ -172,11 +165,6 @@ function checkFilters(given: LogFilters): Checked {
   return checked;
 }
 
-export type Refuse = (path: string, message: string) => null;
-
-/** The filter by tag, as the query has it. */
-export type TagFilter = Pick<LogFilters, 'tagName' | 'tagNameAlias' | 'tagValue' | 'tagValueAlias'>;
-
 function checkStatus(given: string, refuse: Refuse): Checked['statuses'] {
   const parts = given.split(',', STATUSES_MAX + 1).map((part) => part.trim());
   if (parts.length > STATUSES_MAX || !parts.every((part) => STATUS.test(part))) {
@@ -201,51 +189,6 @@ function checkSearch(given: string, refuse: Refuse): string | null {
   const length = [...given].length;
   if (length >= 1 && length <= SEARCH_MAX_CHARACTERS && !given.includes('\0')) return given;
   return refuse('search', `\`search\` must be 1 to ${SEARCH_MAX_CHARACTERS} characters long.`);
-}
-
-/** `name` or `name=value`; null: not given, or refused. */
-export function checkTag(given: TagFilter, refuse: Refuse): string | null {
-  const either = (
-    names: readonly [string, string],
-    ...[first, second]: readonly (string | undefined)[]
-  ): string | null => {
-    if (first !== undefined && second !== undefined && first !== second) {
-      const message = `\`${names[1]}\` is another name of \`${names[0]}\`; give one of them.`;
-      return refuse(names[1], message);
-    }
-    return first ?? second ?? null;
-  };
-  const name = either(['tag_name', 'tagName'], given.tagName, given.tagNameAlias);
-  const value = either(['tag_value', 'tagValue'], given.tagValue, given.tagValueAlias);
-  const shown = (snake: string, camel: string, isSnake: boolean): string =>
-    isSnake ? snake : camel;
-  const namePath = shown('tag_name', 'tagName', given.tagName !== undefined);
-  const valuePath = shown('tag_value', 'tagValue', given.tagValue !== undefined);
-  const characters = 'ASCII letters, digits, underscores and dashes';
-  if (name !== null && !TAG_NAME.test(name)) {
-    return refuse(namePath, `\`${namePath}\` must be 1 to 256 ${characters}.`);
-  }
-  if (value !== null && !TAG_VALUE.test(value)) {
-    return refuse(valuePath, `\`${valuePath}\` must be at most 256 ${characters}.`);
-  }
-  const hasName = given.tagName !== undefined || given.tagNameAlias !== undefined;
-  if (value !== null && !hasName) {
-    return refuse('tag_name', `\`tag_name\` is needed where \`${valuePath}\` is given.`);
-  }
-  return name === null || value === null ? name : `${name}=${value}`;
-}
-
-/** UTC where no zone is named. Null: not a time. */
-export function parseTime(text: string): { ms: number; isDay: boolean } | null {
-  const given = text.replace(/ (?=\d\d:?\d\d$)/, '+'); // a plus sign that was not encoded
-  const isDay = DAY.test(given);
-  if (!isDay && !INSTANT.test(given)) return null;
-  const hasZone = /(?:Z|[+-]\d\d:?\d\d)$/i.test(given.slice(10));
-  const ms = Date.parse(isDay || hasZone ? given : `${given}Z`);
-  // Date.parse takes the 31st of every month.
-  const day = new Date(`${given.slice(0, 10)}T00:00:00Z`);
-  const isReal = !Number.isNaN(day.getTime()) && day.toISOString().startsWith(given.slice(0, 10));
-  return Number.isNaN(ms) || !isReal ? null : { ms, isDay };
 }
 
 function conditionsOf(

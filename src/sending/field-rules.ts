@@ -1,5 +1,6 @@
 // The rules for single fields of an email, whether a request holds them or a template made them. Pure: a rule answers
 // with every issue it finds.
+import { TAG_NAME, TAG_VALUE } from '../access/filters.ts';
 import type { Issue } from '../access/refusal.ts';
 import { checkHeader } from '../mail/header.ts';
 
@@ -9,8 +10,6 @@ const HEADERS_MAX_BYTES = 64 * 1024;
 const SUBJECT_MAX_CHARACTERS = 2_000;
 /** Of `html` and of `text`; mail programs clip at a fiftieth of it, and every byte is looked at several times. */
 export const CONTENT_MAX_BYTES = 5 * 1024 * 1024;
-const TAG_NAME = /^[A-Za-z0-9_-]{1,256}$/;
-const TAG_VALUE = /^[A-Za-z0-9_-]{0,256}$/;
 /** CR, LF, NUL: what could end a header line or cannot be stored. */
 // oxlint-disable-next-line no-control-regex
 const LINE_BREAKERS = /[\r\n\0]/;

@@ -1,7 +1,7 @@
 // Counts what became of a tenant's emails, from the rows themselves: an email counts in the period of its creation,
 // once however many recipients it has, by what it shows now. So an email moves between counts, and
 // the sum over the periods is the total.
-import { parseTime, type Refuse } from '../access/logs.ts';
+import { parseTime, type Refuse } from '../access/filters.ts';
 import { refuseFields, type Issue } from '../access/refusal.ts';
 import { firstIdAt } from '../access/request-log.ts';
 import { isUuid } from '../store/id.ts';

@@ -2,7 +2,7 @@
 // them. A lexeme begins with a piece of the tenant's id, so that one tenant's frequent words cost another
 // nothing; then `w:` a word, `a:` an address, `d:` the domain of from, `t:` a tag.
 import { domainToUnicode } from 'node:url';
-import { checkTag, parseTime, type Refuse, type TagFilter } from '../access/logs.ts';
+import { checkTag, parseTime, type Refuse, type TagFilter } from '../access/filters.ts';
 import { refuseFields, type Issue } from '../access/refusal.ts';
 import { firstIdAt } from '../access/request-log.ts';
 import { normalizedAddress, parseDomain } from '../mail/address.ts';
