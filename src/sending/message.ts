@@ -2,29 +2,21 @@
 // store, so that no attachment is ever held whole. The same input gives the same bytes.
 import { open } from 'node:fs/promises';
 import { Refusal } from '../access/refusal.ts';
-import type { Mailbox } from '../mail/address.ts';
-import { composeSegments, type Attachment, type Composition } from '../mail/compose.ts';
+import {
+  composeSegments,
+  type Attachment,
+  type Composition,
+  type MessageParts,
+} from '../mail/compose.ts';
 import { base64Piece, BASE64_PIECE_OCTETS } from '../mail/transfer-encoding.ts';
 import type { NewAttachment } from '../queue/enqueue.ts';
 import { INLINE_MAX_BYTES, type BlobStore } from '../store/blob.ts';
 import { newId } from '../store/id.ts';
 import { contentSize, type CheckedAttachment } from './attachments.ts';
 
-export interface MessageInput {
+export interface MessageInput extends Omit<MessageParts, 'boundarySeed' | 'attachments'> {
   /** Seeds the boundaries. */
   readonly emailId: string;
-  readonly from: Mailbox;
-  readonly to: readonly Mailbox[];
-  readonly cc: readonly Mailbox[];
-  readonly replyTo: readonly Mailbox[];
-  readonly subject: string;
-  /** null, or empty beside an HTML body: no plain text part. */
-  readonly text: string | null;
-  readonly html: string | null;
-  readonly headers: readonly (readonly [name: string, value: string])[];
-  /** With or without angle brackets. */
-  readonly messageId: string;
-  readonly date: Date;
   readonly attachments: readonly CheckedAttachment[];
 }
 

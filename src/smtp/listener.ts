@@ -1,7 +1,8 @@
 // What every SMTP listener of ours shares: smtp-server speaks the protocol, and the two subclasses here are the
 // only code that touches its inside, which package.json pins. A listener greets at once, says its own
 // enhanced status codes, keeps addresses as they were written, and can say goodbye to each of its clients.
-import type { Socket } from 'node:net';
+import { once } from 'node:events';
+import type { AddressInfo, Socket } from 'node:net';
 import { SMTPServer, type SMTPServerOptions } from 'smtp-server';
 import { SMTPConnection } from 'smtp-server/lib/smtp-connection.js';
 import type { SMTPConnectionOptions } from 'smtp-server/lib/smtp-connection.js';
@@ -51,6 +52,24 @@ export class Listener extends SMTPServer {
     connection.on('error', (error: Error) => this.emit('error', error));
     connection.on('closed', () => this.#live.delete(connection.id));
     connection.init();
+  }
+
+  /** Opens the port (0: any free one), on all interfaces where `host` is null; the port. Rejects when it cannot. */
+  async open(port: number, host: string | null): Promise<number> {
+    const listening = once(this.server, 'listening');
+    this.listen(port, ...(host === null ? [] : [host]));
+    await listening;
+    return (this.server.address() as AddressInfo).port;
+  }
+
+  /** Resolves when no socket is left: idle clients are dismissed at once, a running transaction has `graceMs`. */
+  async end(graceMs: number): Promise<void> {
+    const closed = once(this.server, 'close');
+    this.server.close();
+    this.dismissIdle();
+    const timer = setTimeout(() => this.destroyAll(), graceMs);
+    await closed;
+    clearTimeout(timer);
   }
 
   /** Says goodbye, and closes. */

@@ -5,8 +5,6 @@
 // both have resolved. Every recipient is decided at RCPT. Refused with the reason: relaying, bare CR or LF and NUL
 // (what mail servers disagree about where a message ends), loops, header bombs, and what is above a
 // limit below. A database that is away is a 451, never a 5xx: the client tries again.
-import { once } from 'node:events';
-import type { AddressInfo } from 'node:net';
 import { isIPv6 } from 'node:net';
 import type { SMTPServerDataStream, SMTPServerSession } from 'smtp-server';
 import type { Logger } from '../log.ts';
@@ -225,25 +223,13 @@ export async function startMx(options: MxOptions): Promise<MxListener> {
     return `2.0.0 Ok: stored as ${ids.join(' ')}`;
   }
 
-  async function stop(): Promise<void> {
-    const closed = once(server.server, 'close');
-    server.server.close();
-    server.dismissIdle();
-    const timer = setTimeout(() => server.destroyAll(), STOP_GRACE_MS);
-    await closed;
-    clearTimeout(timer);
-  }
-
   server.on('error', (err) => log.debug({ err }, 'an inbound connection failed'));
   // Refused connections may linger beside the served ones until their client leaves.
   server.server.maxConnections = 2 * CONNECTIONS_MAX;
-  const listening = once(server.server, 'listening');
-  server.listen(options.port, ...(options.host === null ? [] : [options.host]));
-  await listening;
   return {
-    port: (server.server.address() as AddressInfo).port,
+    port: await server.open(options.port, options.host),
     updateCertificate: (tls) => server.updateSecureContext(tls),
-    stop: () => (stopping ??= stop()),
+    stop: () => (stopping ??= server.end(STOP_GRACE_MS)),
   };
 }
 

@@ -9,8 +9,6 @@
 //   ok@ and all others 250
 //
 // Refuses what is above a limit below, and relays nothing.
-import { once } from 'node:events';
-import type { AddressInfo } from 'node:net';
 import type { SMTPServerDataStream, SMTPServerSession } from 'smtp-server';
 import builtInTlsOptions from 'smtp-server/lib/tls-options.js';
 import type { Logger } from '../log.ts';
@@ -190,22 +188,10 @@ export async function startSink(options: SinkOptions): Promise<Sink> {
     await options.store(message);
   }
 
-  async function stop(): Promise<void> {
-    const closed = once(server.server, 'close');
-    server.server.close();
-    server.dismissIdle();
-    const timer = setTimeout(() => server.destroyAll(), STOP_GRACE_MS);
-    await closed;
-    clearTimeout(timer);
-  }
-
   server.on('error', (err) => log.debug({ err }, 'sink connection failed'));
   server.server.maxConnections = SOCKETS_MAX;
-  const listening = once(server.server, 'listening');
-  server.listen(options.port, options.host ?? '127.0.0.1');
-  await listening;
-  const { port } = server.server.address() as AddressInfo;
-  return { port, stop: () => (stopping ??= stop()) };
+  const port = await server.open(options.port, options.host ?? '127.0.0.1');
+  return { port, stop: () => (stopping ??= server.end(STOP_GRACE_MS)) };
 }
 
 /**

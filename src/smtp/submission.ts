@@ -4,8 +4,7 @@
 // envelope, and the 250 after the final dot only when that has resolved; the header does not decide who gets it.
 // Refused with the reason: a login without TLS, mail without a login, a wrong key, a tenant above its rate, bad addresses,
 // and what is above a limit below. Return path and DSN parameters are read and not used: bounces are events.
-import { once } from 'node:events';
-import type { AddressInfo, Socket } from 'node:net';
+import type { Socket } from 'node:net';
 import type { SMTPServerDataStream, SMTPServerOptions, SMTPServerSession } from 'smtp-server';
 import type { Caller } from '../access/keys.ts';
 import { networkOf, type RateLimiter } from '../access/rate-limit.ts';
@@ -307,27 +306,12 @@ export async function startSubmission(options: SubmissionOptions): Promise<Submi
   }
 
   async function stop(): Promise<void> {
-    const closed = servers.map(({ server }) => once(server, 'close'));
-    for (const server of servers) {
-      server.server.close();
-      server.dismissIdle();
-    }
-    const timer = setTimeout(() => {
-      for (const server of servers) server.destroyAll();
-    }, STOP_GRACE_MS);
-    await Promise.all(closed);
-    clearTimeout(timer);
+    await Promise.all(servers.map((server) => server.end(STOP_GRACE_MS)));
   }
 
-  const listen = async (server: Listener, port: number): Promise<number> => {
-    const listening = once(server.server, 'listening');
-    server.listen(port, ...(options.host === null ? [] : [options.host]));
-    await listening;
-    return (server.server.address() as AddressInfo).port;
-  };
   const [plain, implicit] = servers as [Listener, Listener];
-  const port = await listen(plain, options.port);
-  const tlsPort = await listen(implicit, options.tlsPort).catch((error: unknown) => {
+  const port = await plain.open(options.port, options.host);
+  const tlsPort = await implicit.open(options.tlsPort, options.host).catch((error: unknown) => {
     plain.server.close();
     throw error;
   });
