@@ -51,7 +51,7 @@ RUN rm -rf /usr/local/lib/node_modules /usr/local/bin/npm /usr/local/bin/npx \
 COPY --from=dependencies /app/node_modules ./node_modules
 COPY package.json LICENSE ./
 COPY docker/healthcheck.mjs ./docker/
-COPY config/bounces.json ./config/
+COPY config/*.json ./config/
 COPY --from=build /app/docs/openapi.json ./docs/
 COPY --from=build /app/dist ./dist
 

@@ -66,7 +66,7 @@ export interface Config {
   /** Null, in development only: generate one into dataDir. */
   readonly secret: string | null;
   readonly delivery: 'sink' | 'direct' | 'smarthost';
-  /** `smtp:` or `smtps:`; present exactly when delivery is `smarthost`. User and password are percent-encoded. */
+  /** `smtp:` or `smtps:`; never null when delivery is `smarthost`, always when it is `sink`. User and password are percent-encoded. */
   readonly smarthostUrl: URL | null;
   /** `ip` or `ip:port`, IPv6 in brackets, as dns.Resolver takes them. Null: the system's. */
   readonly dnsServers: readonly string[] | null;
@@ -262,7 +262,8 @@ const SETTINGS: { readonly [K in keyof Config]: Setting<NonNullable<Config[K]>> 
     default: null,
     secret: true,
     example: 'smtp://user:password@relay.example:587',
-    meaning: 'Relay that takes all outbound mail. Goes with `MAILSTEAD_DELIVERY=smarthost` only.',
+    meaning:
+      'Relay that takes all outbound mail with `MAILSTEAD_DELIVERY=smarthost`. With `direct`, it takes mail only while port 25 is blocked, and only with `"spill": { "smarthost": true }` in `delivery.json`.',
   },
   dnsServers: {
     name: 'MAILSTEAD_DNS_SERVERS',
@@ -388,9 +389,9 @@ export function loadConfig(
       'MAILSTEAD_DELIVERY is "smarthost", which needs MAILSTEAD_SMARTHOST_URL to be set.',
     );
   }
-  if (smarthostUrl instanceof URL && delivery !== undefined && delivery !== 'smarthost') {
+  if (smarthostUrl instanceof URL && delivery === 'sink') {
     problems.push(
-      `MAILSTEAD_SMARTHOST_URL is set, but MAILSTEAD_DELIVERY is "${String(delivery)}"; it is allowed only with "smarthost".`,
+      'MAILSTEAD_SMARTHOST_URL is set, but MAILSTEAD_DELIVERY is "sink"; it is allowed only with "smarthost" and "direct".',
     );
   }
   problems.push(

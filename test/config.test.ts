@@ -314,11 +314,17 @@ refused('submission that is asked for in production needs a certificate', () => 
   assert.equal(problemsOf({ ...asked, ...files }), []);
 });
 
-refused('a smarthost URL under the default delivery of production', () => {
-  const problems = problemsOf({ ...PRODUCTION, MAILSTEAD_SMARTHOST_URL: 'smtp://relay.test' });
+refused('a smarthost URL where mail goes to the sink', () => {
+  const problems = problemsOf(env({ DELIVERY: 'sink', SMARTHOST_URL: 'smtp://relay.test' }));
   assert.equal(problems, [
-    'MAILSTEAD_SMARTHOST_URL is set, but MAILSTEAD_DELIVERY is "direct"; it is allowed only with "smarthost".',
+    'MAILSTEAD_SMARTHOST_URL is set, but MAILSTEAD_DELIVERY is "sink"; it is allowed only with "smarthost" and "direct".',
   ]);
+});
+
+refused('a smarthost URL beside direct delivery is fine: mail may be spilled to it', () => {
+  const settings = { ...PRODUCTION, MAILSTEAD_SMARTHOST_URL: 'smtp://relay.test' };
+  assert.equal(problemsOf(settings), []);
+  assert.is(loadConfig(settings).delivery, 'direct');
 });
 
 refused('all problems at once, in the order of the table, unknown names last', () => {

@@ -24,12 +24,11 @@ export const deliveryStates = [
 ] as const;
 export type DeliveryState = (typeof deliveryStates)[number];
 
-/** Lanes that end on this machine: the built-in SMTP sink, and answers that are made up (mail/sandbox.ts). */
-export const SINK_LANE = 'sink';
-export const SANDBOX_LANE = 'sandbox';
-
 /** A delivery whose answer was lost is tried once more, then stays unknown. */
 export const UNKNOWNS_MAX = 2;
+
+/** After so many crashes in a row with a delivery under way, it is tried apart from other mail. */
+export const SUSPECT_INTERRUPTIONS = 2;
 
 /** Whether a next try is planned: it waits for its time. */
 export const isTriedAgain = (row: { readonly state: string; readonly unknowns: number }): boolean =>
@@ -45,7 +44,7 @@ export const Delivery = defineEntity({
     position: p.smallint().primary(),
     /** RCPT TO: domain in A-labels. */
     recipient: p.text(),
-    /** Where it leaves: `sink`, `sandbox`, `smarthost` or `mx:<domain>`. */
+    /** Its destination, in the words of store/destination.ts; which lane serves it is known when its hosts are. */
     lane: p.text(),
     state: p.enum(deliveryStates),
     /** Not before this. Final states keep their last value. */
@@ -56,6 +55,18 @@ export const Delivery = defineEntity({
     attempts: p.integer(),
     /** How often the answer to the final dot was lost. */
     unknowns: p.smallint(),
+    /** One of many that were handed in together: one-recipient mail keeps room beside it. */
+    isBulk: p.boolean(),
+    /** Attempts that ended before a host listened: they do not make the pauses longer. */
+    laneFaults: p.integer(),
+    /** Attempts in a row at whose end the worker was gone; see SUSPECT_INTERRUPTIONS. */
+    interruptions: p.smallint(),
+    /** When it was let in as a suspect (queue/suspect.ts); null: not since its last crash. */
+    letInAt: p.datetime().nullable(),
+    /** When it was put off for the first time; null: never, or not since it was released. */
+    deferredAt: p.datetime().nullable(),
+    /** When its sender was told that it is late. */
+    delayToldAt: p.datetime().nullable(),
     /** The worker run that holds it while in flight: the fencing token of every result. */
     leaseEpoch: p.uuid().nullable(),
     lastCause: p.text().nullable(),
@@ -82,6 +93,10 @@ export const Attempt = defineEntity({
     address: p.text().nullable(),
     port: p.integer().nullable(),
     tls: p.text().nullable(),
+    /** What had to hold for the connection: `none`, `opportunistic`, `required`, `sts`, `dane`, `smarthost`. */
+    tlsPolicy: p.text().nullable(),
+    /** The address of this machine that was dialled from; null before a connection that the system chose one for. */
+    source: p.text().nullable(),
     code: p.smallint().nullable(),
     enhanced: p.text().nullable(),
     reply: p.text().nullable(),

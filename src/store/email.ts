@@ -83,6 +83,8 @@ export const EmailContent = defineEntity({
     rawSizeBytes: p.integer(),
     blobKey: p.text().nullable(),
     needsSmtpUtf8: p.boolean(),
+    /** One of our TLS reports: it goes out whatever MTA-STS and DANE say. */
+    ignoresTlsPolicy: p.boolean(),
     /** The domain whose DKIM keys sign, and its tenant: another one only for development's stand-in. */
     signingTenantId: p.uuid().nullable(),
     signingDomainId: p.uuid().nullable(),

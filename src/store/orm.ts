@@ -17,6 +17,7 @@ import { Templates } from './migrations/0003-templates.ts';
 import { RequestLogs } from './migrations/0005-request-logs.ts';
 import { ReceivedEmails } from './migrations/0006-received-emails.ts';
 import { ReceivedReading } from './migrations/0007-received-reading.ts';
+import { Lanes } from './migrations/0008-lanes.ts';
 import { ReceivedContent, ReceivedEmail } from './received-email.ts';
 import { RequestLog, RequestLogBody } from './request-log.ts';
 import { DkimKeyRow, SendingDomain } from './sending-domain.ts';
@@ -24,6 +25,7 @@ import { SinkMessage } from './sink-message.ts';
 import { Suppression } from './suppression.ts';
 import { Template, TemplateVersion } from './template.ts';
 import { Tenant } from './tenant.ts';
+import { clientWithTimeout } from './timed-client.ts';
 import { TimelineEntry } from './timeline-entry.ts';
 import { Topic } from './topic.ts';
 
@@ -32,6 +34,8 @@ const MIGRATION_LOCK = 7_245_178_301;
 const CONNECT_TIMEOUT_MS = 5_000;
 /** A statement that takes longer than this is given up; nothing of ours takes a tenth of it. */
 const QUERY_TIMEOUT_MS = 15_000;
+/** An index over the mail of years, or the wait for another process that makes it. */
+const MIGRATION_TIMEOUT_MS = 6 * 3_600_000;
 const MIGRATION_TABLE = 'migration';
 const migrations = [
   { name: '0001-first-house', class: FirstHouse },
@@ -41,6 +45,7 @@ const migrations = [
   { name: '0005-request-logs', class: RequestLogs },
   { name: '0006-received-emails', class: ReceivedEmails },
   { name: '0007-received-reading', class: ReceivedReading },
+  { name: '0008-lanes', class: Lanes },
 ];
 
 export interface Store {
@@ -64,6 +69,7 @@ export async function openStore(options: {
   connectionsMax: number;
   migrate: boolean;
 }): Promise<Store> {
+  let timeoutMs = options.migrate ? MIGRATION_TIMEOUT_MS : QUERY_TIMEOUT_MS;
   const orm = await MikroORM.init({
     clientUrl: options.url,
     entities: [
@@ -101,7 +107,7 @@ export async function openStore(options: {
     pool: { min: 0, max: options.connectionsMax, idleTimeoutMillis: 30_000 },
     driverOptions: {
       connectionTimeoutMillis: CONNECT_TIMEOUT_MS,
-      query_timeout: QUERY_TIMEOUT_MS,
+      Client: clientWithTimeout(() => timeoutMs),
       keepAlive: true,
       application_name: 'mailstead',
     },
@@ -110,6 +116,7 @@ export async function openStore(options: {
   try {
     const pool = await orm.em.getConnection().getNativeClient();
     if (options.migrate) await migrate(orm, pool, options.log);
+    timeoutMs = QUERY_TIMEOUT_MS;
     return {
       pool,
       em: () => orm.em.fork({ useContext: false }),
