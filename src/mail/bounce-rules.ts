@@ -8,6 +8,7 @@
  */
 import { causes, type Cause } from './outcome.ts';
 import { formatReply, stages, type Reply, type Stage } from './reply.ts';
+import { compile, isObject } from './rule-file.ts';
 
 export interface BounceRule {
   readonly name: string;
@@ -118,14 +119,3 @@ function readRule(given: unknown, index: number): BounceRule {
     cause: known,
   };
 }
-
-function compile(text: string): RegExp | null {
-  try {
-    return new RegExp(text, 'i');
-  } catch {
-    return null;
-  }
-}
-
-const isObject = (value: unknown): value is Record<string, unknown> =>
-  typeof value === 'object' && value !== null && !Array.isArray(value);

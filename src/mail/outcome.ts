@@ -1,12 +1,19 @@
 /**
- * What one attempt came to for one recipient: delivered, deferred, bounced or unknown. Replies are judged here and
- * nowhere else.
+ * What a reply means for one recipient: delivered, deferred or bounced. Replies are judged here and nowhere else; what
+ * silence means, delivery/transaction.ts says.
  *
- * In: a Reply with the stage it came at, or a failure without a reply. Out: an Outcome, a value that is never
- * thrown. The rule behind the rules: a permanent verdict needs a peer that clearly speaks about this recipient or
- * this message; everything else is deferred, and silence after the final dot is unknown, never a silent re-send.
+ * In: a Reply with the stage it came at. Out: an Outcome, a value that is never thrown. The rule behind the rules: a
+ * permanent verdict needs a peer that clearly speaks about this recipient or this message; everything else is deferred.
  */
 import type { BounceRule } from './bounce-rules.ts';
+import {
+  isAboutFullMailbox,
+  isAboutRate,
+  isAboutRecipient,
+  isAboutUs,
+  topicOfRefusal,
+  type RefusalTopic,
+} from './refusal-words.ts';
 import type { Reply, Stage } from './reply.ts';
 
 /** Why a delivery is where it is: short codes for rows, webhooks and the API, with the sentence that explains each. */
@@ -26,6 +33,10 @@ export const causeTexts = {
   tls_failed: 'An acceptable encrypted connection could not be made.',
   tls_required:
     'The sender allows encrypted connections only, and none could be made to the mail host.',
+  tls_policy_failed:
+    'No mail host of the recipient domain has the verified encryption that the domain asks for (MTA-STS, DANE).',
+  tls_policy_unknown:
+    'Whether the recipient domain asks for verified encryption could not be found out safely.',
   auth_failed: 'The mail host did not accept our credentials.',
   timeout: 'The mail host took too long to answer a command.',
   protocol_error: 'The mail host gave an answer that SMTP does not allow here.',
@@ -50,10 +61,41 @@ export const causeTexts = {
   worker_lost: 'The delivery worker stopped again and again while it worked on this message.',
   no_smarthost: 'Delivery goes through a smarthost, but none is set.',
   no_sink: 'Delivery goes to the sink, but no sink is running.',
+  home_closed:
+    'This server takes the mail of the recipient domain itself, and its inbound listener is off.',
+  egress_unusable:
+    'The address that mail is to leave from is none of this machine; the operator has been told.',
   internal: 'A fault of this server; the operator has been told.',
 } as const;
 export type Cause = keyof typeof causeTexts;
 export const causes = Object.keys(causeTexts) as readonly Cause[];
+
+/**
+ * Whom a delivery that did not succeed speaks about: `permanent`, this recipient or this message, wherever it is sent
+ * from; `block`, us, by address, domain, authentication or content, so that another sender might succeed; `transient`,
+ * the moment.
+ */
+export type CauseClass = 'permanent' | 'transient' | 'block';
+
+const BLOCKS: ReadonlySet<Cause> = new Set(['policy_refused', 'content_refused']);
+const PERMANENT: ReadonlySet<Cause> = new Set([
+  'no_domain',
+  'null_mx',
+  'domain_literal',
+  'mail_loop',
+  'smtputf8_unsupported',
+  'message_refused',
+  'peer_permanent',
+  'no_mailbox',
+  'domain_not_verified',
+  'message_missing',
+  'attachment_unavailable',
+  'attachment_refused',
+]);
+
+export function classOf(cause: Cause): CauseClass {
+  return BLOCKS.has(cause) ? 'block' : PERMANENT.has(cause) ? 'permanent' : 'transient';
+}
 
 /** The host that an attempt spoke with. */
 export interface Hop {
@@ -69,17 +111,16 @@ export type Outcome =
   | { readonly kind: 'delivered'; readonly reply: Reply; readonly via: Hop }
   | {
       readonly kind: 'deferred';
-      readonly reply: Reply | null;
-      readonly via: Hop | null;
+      readonly reply: Reply;
+      readonly via: Hop;
       readonly cause: Cause;
     }
   | {
       readonly kind: 'bounced';
-      readonly reply: Reply | null;
-      readonly via: Hop | null;
+      readonly reply: Reply;
+      readonly via: Hop;
       readonly cause: Cause;
-    }
-  | { readonly kind: 'unknown'; readonly via: Hop; readonly cause: Cause };
+    };
 
 /**
  * Whether a reply that is not a success is final for this delivery.
@@ -93,7 +134,39 @@ export function classifyReply(reply: Reply, stage: Stage): 'transient' | 'perman
   if (isAboutEncryption(reply) || isMailboxFull(reply, stage)) return 'transient';
   // RFC 3463 §3.4: "mail system full" is about a disk, not about an address.
   if (reply.enhanced === '5.3.1') return 'transient';
-  return asksToRetry.test(reply.text) ? 'transient' : 'permanent';
+  return asksToRetry.test(reply.text) || isAboutRate(reply.text) ? 'transient' : 'permanent';
+}
+
+/**
+ * What a refusal at MAIL or later is about, final or not: first by the enhanced status code, then by the words, then by
+ * the stage. Vague codes (`5.0.0`, `5.2.0`, …) and those of other subjects leave it to the words.
+ */
+export function causeOfRefusal(reply: Reply, stage: Stage): Cause {
+  if (isDeadRecipient(reply, stage)) return 'no_mailbox';
+  if (isMailboxFull(reply, stage)) return 'mailbox_full';
+  if (greylistText.test(reply.text)) return 'greylisted';
+  const isFinal = classifyReply(reply, stage) === 'permanent';
+  const otherwise: Cause = isFinal ? 'peer_permanent' : 'peer_transient';
+  const topic = topicOfRefusal(reply.text);
+  // A host that turns away for now names itself, its rates or us; what else it says has no weight yet.
+  if (!isFinal && isSilentGreylisting(reply, topic)) return 'greylisted';
+  if (!isFinal) return topic === 'rate' ? 'rate_limited' : otherwise;
+  const [, subject = '', detail = ''] = reply.enhanced?.split('.') ?? [];
+  const spoken = topic === null ? null : topicCauses[topic];
+  if (subject === '7') {
+    // RFC 3463 §3.8, and what the registry adds: security and policy. 17 and 18: the owner has changed.
+    if (detail === '17' || detail === '18') return 'peer_permanent';
+    const isOther = topic === 'content' || topic === 'recipient' || topic === 'full';
+    return spoken !== null && isOther ? spoken : 'policy_refused';
+  }
+  if (subject === '6') return spoken === 'content_refused' ? spoken : 'message_refused';
+  const status = `${subject}.${detail}`;
+  if (status === '2.3' || status === '3.4') return 'message_refused';
+  // The address that is wrong is the sender's.
+  if (status === '1.7' || status === '1.8') return 'policy_refused';
+  if (spoken !== null) return spoken;
+  // RFC 5321 §3.3: nobody has been named but the sender; what is wrong with a command is another matter.
+  return stage === 'mail' && reply.code >= 550 && reply.code !== 555 ? 'policy_refused' : otherwise;
 }
 
 /**
@@ -118,30 +191,13 @@ export function outcomeOfReply({
   const isFinal =
     ruled === null ? classifyReply(reply, stage) === 'permanent' : ruled.verdict === 'permanent';
   if (isFinal) {
-    const known = isDeadRecipient(reply, stage) ? 'no_mailbox' : 'peer_permanent';
-    return { kind: 'bounced', reply, via, cause: ruled?.cause ?? known };
+    const cause = ruled?.cause ?? causeOfRefusal(reply, stage);
+    return { kind: 'bounced', reply, via, cause };
   }
   if (ruled !== null) return { kind: 'deferred', reply, via, cause: ruled.cause };
-  const cause = reply.code < 400 ? 'protocol_error' : (laneCauses[stage] ?? 'peer_transient');
+  const cause =
+    reply.code < 400 ? 'protocol_error' : (laneCauses[stage] ?? causeOfRefusal(reply, stage));
   return { kind: 'deferred', reply, via, cause };
-}
-
-/**
- * The outcome when no reply came. `wasSent`: the final dot may have reached the peer, so that only it knows whether
- * it has the message (RFC 1047).
- */
-export function outcomeOfFailure({
-  cause,
-  via,
-  wasSent = false,
-}: {
-  cause: Cause;
-  via: Hop | null;
-  wasSent?: boolean;
-}): Outcome {
-  if (wasSent && via !== null) return { kind: 'unknown', via, cause: 'unknown_after_dot' };
-  if (finalCauses.has(cause)) return { kind: 'bounced', reply: null, via, cause };
-  return { kind: 'deferred', reply: null, via, cause };
 }
 
 /**
@@ -152,10 +208,10 @@ export function isDeadRecipient(reply: Reply, stage: Stage): boolean {
   // After the dot one reply speaks for all recipients of the transaction, so it proves nothing about one of them.
   if (stage !== 'rcpt') return false;
   if (classifyReply(reply, stage) !== 'permanent') return false;
-  if (aboutUs.test(reply.text)) return false;
+  if (isAboutUs(reply.text)) return false;
   if (reply.enhanced !== null && deadStatus.has(reply.enhanced)) return true;
-  const vague = reply.enhanced === null || /^5\.[01]\.0$/.test(reply.enhanced);
-  return vague && deadText.test(reply.text);
+  const isVague = reply.enhanced === null || /^5\.[01235]\.0$/.test(reply.enhanced);
+  return isVague && isAboutRecipient(reply.text);
 }
 
 const messageStages: ReadonlySet<Stage> = new Set(['mail', 'rcpt', 'data', 'dot']);
@@ -169,22 +225,9 @@ const laneCauses: Partial<Record<Stage, Cause>> = {
   auth: 'auth_failed',
 };
 
-/** Facts that no further attempt changes. */
-const finalCauses: ReadonlySet<Cause> = new Set([
-  'no_domain',
-  'null_mx',
-  'mail_loop',
-  'smtputf8_unsupported',
-  'message_refused',
-  'expired',
-]);
-
 /** Peers that say "later" with a 5yz: greylisting with the wrong code, locked and overloaded mailboxes. */
 const asksToRetry =
   /\bgr[ea]y-?\s?list|\b(?:try|retry)(?: \w+)?(?: again)? (?:\w+ )?later\b|\btry again in \d|\btemporar(?:y|ily) (?:deferred|unavailable|locked|suspended|rejected|failure|error)|\bmail system (?:is )?full\b/i;
-
-const mailboxFullText =
-  /\bmailbox(?: \S+)? (?:is )?(?:full|exceeded)|\b(?:mail|in)box (?:is )?(?:full|out of)|\bover ?-?quota\b|\bquota (?:has been |is )?exceeded|\bexceed(?:s|ed|ing)? (?:\w+ ){0,3}(?:quota|storage|mailbox|disk)|\bout of storage|\bquota violation|\bmailbox limit|\binsufficient (?:disk|system) storage/i;
 
 /** Gmail's word for an account that has been full for so long that it counts as abandoned. */
 const abandonedText = /OverQuotaPerm/;
@@ -197,12 +240,13 @@ function isMailboxFull(reply: Reply, stage: Stage): boolean {
   if (reply.enhanced === '5.2.2') return true;
   if (reply.code === 552 && reply.enhanced === '5.5.3') return true;
   if (reply.enhanced !== null && /^5\.(?:2\.3|3\.4|6\.|7\.)/.test(reply.enhanced)) return false;
-  if (mailboxFullText.test(reply.text)) return true;
+  if (isAboutFullMailbox(reply.text)) return true;
   return (
     reply.code === 552 &&
     stage === 'rcpt' &&
     reply.enhanced === null &&
-    !tooBigText.test(reply.text)
+    !tooBigText.test(reply.text) &&
+    topicOfRefusal(reply.text) !== 'sender'
   );
 }
 
@@ -216,9 +260,22 @@ function isAboutEncryption(reply: Reply): boolean {
 /** RFC 3463 §3.2 and 3.3: no such mailbox, no such domain, moved, disabled. */
 const deadStatus: ReadonlySet<string> = new Set(['5.1.1', '5.1.2', '5.1.6', '5.1.10', '5.2.1']);
 
-const deadText =
-  /\b(?:user|recipient|mailbox|address|account)\b.*\b(?:unknown|not found|does(?:n't| not) exist|no longer|disabled|inactive|invalid)\b|\b(?:unknown|invalid|no such|no) (?:local )?(?:user|recipient|mailbox|address|account)\b|\bnot a valid (?:user|mailbox)\b|\bno mailbox here\b|\bunrouteable address\b/i;
+/** Most greylisting hosts that do not call it so say 450 or 451 4.7.1 and to come back, and nothing about us. */
+function isSilentGreylisting({ code, enhanced }: Reply, topic: RefusalTopic | null): boolean {
+  if (topic !== null && topic !== 'late') return false;
+  return (code === 450 || code === 451) && (enhanced === '4.7.0' || enhanced === '4.7.1');
+}
 
-/** Refusals that talk about the sender, a list or the content, whatever code they carry. */
-const aboutUs =
-  /\bspam|\bblock(?:ed|list)|\bblacklist|\blisted (?:at|by|in|on)\b|\breputation\b|\bpolicy\b|\brelay|\baccess denied\b|\bsender\b|\bspf\b|\bdkim\b|\bdmarc\b|\brejected due to\b|\bdnsbl\b|\brbl\b/i;
+const greylistText = /\bgr[ea]y-?\s?list/i;
+
+/** What words make of a final refusal. */
+const topicCauses: Readonly<Record<RefusalTopic, Cause>> = {
+  rate: 'rate_limited',
+  full: 'mailbox_full',
+  message: 'message_refused',
+  sender: 'policy_refused',
+  content: 'content_refused',
+  domain: 'no_domain',
+  recipient: 'peer_permanent',
+  late: 'peer_permanent',
+};

@@ -5,6 +5,8 @@
  * In: header values and the text. Out: a Notice, or null when these are not a mail program's words. Every pattern looks
  * at one line, and lines are cut, so that no text takes long.
  */
+import { topicOfRefusal } from './refusal-words.ts';
+import type { Stage } from './reply.ts';
 
 export interface NoticeInput {
   readonly from: string;
@@ -22,13 +24,19 @@ export interface NoticeInput {
   readonly isHtml: boolean;
 }
 
+/** What the words say about one recipient. */
+export interface Reason {
+  readonly status: string | null;
+  /** The reply or reason that is quoted, in one line; where none is known as one, what there is. */
+  readonly diagnostic: string | null;
+  /** Which command was refused, where they tell. */
+  readonly stage: Stage | null;
+}
+
 export interface Notice {
   readonly action: 'failed' | 'delayed';
-  /** Who was not reached, bare; empty where the text names nobody. */
-  readonly addresses: readonly string[];
-  readonly status: string | null;
-  /** The reply or reason that is quoted, in one line. */
-  readonly diagnostic: string | null;
+  /** Who was not reached, bare, and why; one without an address where the text names nobody. */
+  readonly failures: readonly (Reason & { readonly address: string | null })[];
 }
 
 const LINES_MAX = 400;
@@ -43,6 +51,7 @@ const SURE_OPENINGS: readonly RegExp[] = [
   /^Sorry, we were unable to deliver your message/,
   /^This message was created automatically by mail delivery software/,
   /^Delivery to the following recipients? (?:has been |has )?(?:failed|delayed)/,
+  /^did not reach the following recipient\(s\):/,
 ];
 
 /** Lines that mean it when the sender and the subject are a mail program's too. */
@@ -52,19 +61,21 @@ const OPENINGS: readonly RegExp[] = [
   /^This is (?:a delivery failure notification message|the [\w.-]+ program at|the mail (?:system|delivery agent) at)/i,
   /^\s*This is the (?:MAILER-DAEMON|Mail Delivery|DragonFly Mail Agent)/,
   // Sendmail, Exchange, Domino
-  /^\s*-+ ?(?:Transcript of session follows|The following addresses had (?:permanent|delivery|transient|fatal))/i,
+  /^\s*-+ ?(?:Transcript of session follows|Failure Reasons|The following addresses had (?:permanent|delivery|transient|fatal))/i,
   /^(?:Your message|Your mail message to the following|This message was undeliverable|The following message)/i,
   /\bdid not reach the following recipient/i,
   // and the rest
   /\b(?:could|can) ?not be delivered\b/i,
   /\b(?:unable|error sending|trouble|failed|attempting|problem) (?:to deliver|delivering|your (?:e-?)?mail)/i,
+  /\berror (?:has )?occurred while (?:trying|attempting) to deliver\b/i,
   /\bundeliverable\b/i,
   /\bdelivery (?:has |to the following \w+ )?failed\b/i,
   /\bwas (?:not|rejected|returned|unable)\b/i,
-  /\b(?:recipient|user|mailbox|address(?:es)?)s?\b.*\b(?:unknown|rejected|failed|errors|invalid|not found|disabled|full)\b/i,
+  /\b(?:recipient|user|mailbox|address(?:es)?)s?\b.*\b(?:unknown|rejected|failed|errors|invalid|not found|disabled|full|exceeds|exceeded)\b/i,
   /\b(?:returned|bounced) (?:mail|message|to (?:the )?sender|below)\b/i,
   /^<[^\s<>]{1,64}@[^\s<>]{1,255}>:?/,
   /^\s*[45]\d\d[ -].*@/,
+  /^\s*[45]\d\d[ -][45]\.\d{1,3}\.\d{1,3} /,
 ];
 
 const LATE =
@@ -92,8 +103,18 @@ const ADDRESS =
   /(?:^|[\s<("':;=[])([^\s<>()[\]",;:@=']{1,64}@[A-Za-z0-9][A-Za-z0-9.-]{0,252}[A-Za-z0-9])/;
 const STATUS = /(?:^|[\s#(:[])([45]\.\d{1,3}\.\d{1,3})(?![.\d])/;
 const REPLY = /(?:^|[\s:;>("'])([45]\d\d)(?:[ -](?=\S)|$)/;
-const REASON =
-  /\b(?:unknown|no such|not (?:found|exist|a valid|listed|recognized)|does(?:n't| not) exist|invalid|disabled|inactive|full|quota|exceed|refused|rejected|denied|blocked|spam|timed? ?out|unrouteable|no longer|unavailable|loop|not accepting)/i;
+
+/** How reporters say which command was refused: Postfix, Exim, qmail, DragonFly. */
+const STAGES: readonly (readonly [Stage, RegExp])[] = [
+  [
+    'dot',
+    /\bend of (?:message|data)\b|\bafter (?:pipelined )?data\b|\bfinal data\b|\bfailed after I sent the message\b/i,
+  ],
+  ['rcpt', /\b(?:reply to|after|our) rcpt to\b|\bdoes not like recipient\b/i],
+  ['mail', /\b(?:reply to|after|our) mail from\b|\bdoes not like sender\b/i],
+  ['ehlo', /\b(?:reply to|after) (?:ehlo|helo)\b|\bmy name was rejected\b/i],
+  ['greeting', /\brefused to talk to me\b|\bafter initial connection\b/i],
+];
 
 /** The first address in the text, bare, or null. */
 export function addressIn(text: string): string | null {
@@ -103,7 +124,9 @@ export function addressIn(text: string): string | null {
 /** What these words say, or null when no mail program wrote them. */
 export function readNotice(input: NoticeInput): Notice | null {
   const { subject, autoSubmitted } = input;
-  const isProgram = SENDER.test(input.from.slice(0, LINE_CHARS_MAX));
+  // Only programs send from nobody (RFC 5321 §4.5.5).
+  const isProgram =
+    SENDER.test(input.from.slice(0, LINE_CHARS_MAX)) || input.returnPath.trim() === '<>';
   const named = addressesIn(input.failedRecipients.split(',').slice(0, ADDRESSES_MAX));
   if (input.isReply || AWAY_SUBJECT.test(subject)) return null;
   if (/auto-(?:replied|notified)/i.test(autoSubmitted) && !isProgram && named.length === 0) {
@@ -115,19 +138,42 @@ export function readNotice(input: NoticeInput): Notice | null {
   const isLikely = isProgram && SUBJECT.test(subject.slice(0, LINE_CHARS_MAX));
   if (named.length === 0 && !has(SURE_OPENINGS) && !(isLikely && has(OPENINGS))) return null;
 
-  const quoted = quotedReason(lines);
-  const isLate = lines.some((line) => LATE.test(line)) || LATE.test(subject);
-  const isOver = lines.some((line) => GIVEN_UP.test(line)) || quoted.code?.[0] === '5';
   const sender = addressIn(input.to)?.toLowerCase();
   const found = named.length > 0 ? named : addressesIn(lines);
+  const addresses = found.filter(
+    (one) => one.toLowerCase() !== sender && (named.length > 0 || !SENDER.test(one)),
+  );
+  const reasons = reasonsIn(lines, addresses);
+  const isLate = lines.some((line) => LATE.test(line)) || LATE.test(subject);
+  const isOver =
+    lines.some((line) => GIVEN_UP.test(line)) || REPLY.exec(quoted(lines) ?? '')?.[1]?.[0] === '5';
   return {
     action: isLate && !isOver ? 'delayed' : 'failed',
-    addresses: found.filter(
-      (one) => one.toLowerCase() !== sender && (named.length > 0 || !SENDER.test(one)),
-    ),
-    status: quoted.status,
-    diagnostic: quoted.text,
+    failures:
+      addresses.length > 0
+        ? addresses.map((address, index) => ({ address, ...reasons[index]! }))
+        : [{ address: null, ...reasonIn(lines) }],
   };
+}
+
+/** What the words beside a report say about each of its recipients: fields leave out much. */
+export function readReasons(text: string, addresses: readonly string[]): readonly Reason[] {
+  return reasonsIn(cutLines(text), addresses);
+}
+
+/** Of several recipients each has its own lines, from where it is named to the next one. */
+function reasonsIn(lines: readonly string[], addresses: readonly string[]): readonly Reason[] {
+  const whole = reasonIn(lines);
+  if (addresses.length === 1) return [whole];
+  const starts = addresses.map((address) =>
+    lines.findIndex((line) => line.toLowerCase().includes(address.toLowerCase())),
+  );
+  return starts.map((start) => {
+    if (start === -1) return whole;
+    const next = Math.min(...starts.filter((one) => one > start), lines.length);
+    const own = reasonIn(lines.slice(start, next));
+    return own.diagnostic === null ? whole : own;
+  });
 }
 
 /** The lines before the copy of the message. */
@@ -137,6 +183,10 @@ function noticeLines(input: NoticeInput): readonly string[] {
         .replace(/<(?:br|\/?p|\/?div|\/tr|\/?h\d)\b[^<>]{0,200}>/gi, '\r\n')
         .replace(/<\/?[a-z!][^<>@]{0,500}>/gi, ' ')
     : input.text;
+  return cutLines(text);
+}
+
+function cutLines(text: string): readonly string[] {
   const lines = text
     .split('\r\n', LINES_MAX)
     .map((line) => line.slice(0, LINE_CHARS_MAX).trimEnd());
@@ -150,26 +200,41 @@ function addressesIn(lines: readonly string[]): readonly string[] {
   return distinct.slice(0, ADDRESSES_MAX);
 }
 
-/** The line that quotes a reply or gives a reason, with those that go on with it. */
-function quotedReason(lines: readonly string[]): {
-  readonly code: string | null;
-  readonly status: string | null;
-  readonly text: string | null;
-} {
+/** The command that was refused, where the text tells; of several the one that is named first. */
+export function stageIn(text: string): Stage | null {
+  const [first] = STAGES.map(([stage, words]) => ({ stage, index: words.exec(text)?.index ?? -1 }))
+    .filter(({ index }) => index !== -1)
+    .toSorted((a, b) => a.index - b.index);
+  return first?.stage ?? null;
+}
+
+/** What the lines say about one recipient. */
+function reasonIn(lines: readonly string[]): Reason {
+  const whole = quoted(lines);
+  const text =
+    whole ??
+    lines
+      .map((line) => line.trim())
+      .join(' ')
+      .trim();
+  return {
+    status: whole === null ? null : (STATUS.exec(whole)?.[1] ?? null),
+    diagnostic: text === '' ? null : text.slice(0, DIAGNOSTIC_CHARS_MAX).toWellFormed(),
+    stage: stageIn(lines.join(' ')),
+  };
+}
+
+/** The line that quotes a reply or gives a reason, with those that go on with it; null: none that is known as one. */
+function quoted(lines: readonly string[]): string | null {
   const replies = lines.findIndex((line) => REPLY.test(line));
-  const reasons = lines.findIndex((line) => STATUS.test(line) || REASON.test(line));
+  const reasons = lines.findIndex((line) => STATUS.test(line) || topicOfRefusal(line) !== null);
   const first = replies === -1 ? reasons : replies;
-  if (first === -1) return { code: null, status: null, text: null };
+  if (first === -1) return null;
   const end = lines.findIndex((line, index) => index > first && line.trim() === '');
   const whole = lines
     .slice(first, Math.min(end === -1 ? lines.length : end, first + 8))
     .map((line) => line.trim())
     .join(' ');
   const reply = REPLY.exec(whole);
-  const text = reply === null ? whole : whole.slice(whole.indexOf(reply[1]!));
-  return {
-    code: reply?.[1] ?? null,
-    status: STATUS.exec(whole)?.[1] ?? null,
-    text: text.slice(0, DIAGNOSTIC_CHARS_MAX).toWellFormed(),
-  };
+  return reply === null ? whole : whole.slice(whole.indexOf(reply[1]!));
 }

@@ -8,7 +8,8 @@
  */
 import { normalizedAddress } from './address.ts';
 import { findBounceRule, type BounceRule } from './bounce-rules.ts';
-import { isDeadRecipient, type Cause } from './outcome.ts';
+import { causeOfRefusal, type Cause } from './outcome.ts';
+import { topicOfRefusal } from './refusal-words.ts';
 import { parseReply, type Reply, type Stage } from './reply.ts';
 import type { Report, ReportAction, ReportedRecipient } from './report.ts';
 
@@ -70,30 +71,48 @@ export function verdictOfReport(
   return { kind: 'failed', cause, status, diagnostic, isDead: isOwn && cause === 'no_mailbox' };
 }
 
+/**
+ * Why it was given up. A reporter tells more than a reply: which command was refused, and by a status of class 4 that
+ * it has tried for as long as it does.
+ */
 function causeOf(
   failed: ReportedRecipient,
   about: { readonly tenantId: string; readonly rules: readonly BounceRule[] },
 ): Cause {
+  const stage = failed.stage ?? 'rcpt';
   const reply = replyOf(failed);
   if (reply === null) return 'peer_permanent';
-  // Reporters that say which command was refused say it so (Postfix, Exim).
-  const stage: Stage = /\bend of (?:message|data)\b|\bafter (?:pipelined )?data\b/i.test(
-    failed.diagnostic ?? '',
-  )
-    ? 'dot'
-    : 'rcpt';
   const rule = findBounceRule(about.rules, { reply, stage, host: null, tenantId: about.tenantId });
-  return rule?.cause ?? (isDeadRecipient(reply, stage) ? 'no_mailbox' : 'peer_permanent');
+  if (rule !== null) return rule.cause;
+  const isForNow = reply.code < 500 || failed.status?.[0] === '4' || isOutOfTime(reply);
+  const topic = topicOfRefusal(reply.text);
+  if (topic === 'late' || isOutOfTime(reply)) return 'expired';
+  if (!messageStages.has(stage)) return 'policy_refused';
+  // Of the last of many answers only the words count.
+  const cause = causeOfRefusal(
+    isForNow && reply.code < 500 ? { ...reply, code: reply.code + 100 } : reply,
+    stage,
+  );
+  if (!isForNow) return cause;
+  return topic === null ? 'expired' : cause === 'no_mailbox' ? 'peer_permanent' : cause;
 }
+
+/** RFC 3463 §3.5. */
+const isOutOfTime = ({ enhanced }: Reply): boolean => enhanced?.endsWith('.4.7') === true;
+
+const STAGE_NOTE = /\s*\(in reply to [^()]{1,40}\)/gi;
+
+const messageStages: ReadonlySet<Stage> = new Set(['mail', 'rcpt', 'data', 'dot']);
 
 /** The reply as the host gave it; where the reporter has only a status, what that would have been. */
 function replyOf({ status, diagnostic }: ReportedRecipient): Reply | null {
-  const said = diagnostic === null ? null : parseReply(diagnostic);
+  const words = diagnostic?.replace(STAGE_NOTE, '') ?? null;
+  const said = words === null ? null : parseReply(words);
   if (said !== null) {
     const isVague = status === null || /^\d\.0\.0$/.test(status);
     return said.enhanced === null && !isVague ? { ...said, enhanced: status } : said;
   }
-  if (status === null && diagnostic === null) return null;
-  const text = diagnostic ?? '';
+  if (status === null && words === null) return null;
+  const text = words ?? '';
   return { code: status?.[0] === '4' ? 450 : 550, enhanced: status, text, lines: [text] };
 }

@@ -8,8 +8,10 @@
  * the message that they return.
  */
 import { Buffer } from 'node:buffer';
+import libmime from 'libmime';
 import { readMimeTree, textOf, type MimePart } from './mime-tree.ts';
-import { addressIn, readNotice, type Notice } from './report-notice.ts';
+import type { Stage } from './reply.ts';
+import { addressIn, readNotice, readReasons, stageIn, type Notice } from './report-notice.ts';
 import { decodeBody } from './seven-bit.ts';
 
 export type ReportAction = 'failed' | 'delayed' | 'delivered' | 'relayed' | 'expanded';
@@ -24,6 +26,8 @@ export interface ReportedRecipient {
   readonly status: string | null;
   /** What the host said, in one line. */
   readonly diagnostic: string | null;
+  /** The command that was refused, where the reporter tells. */
+  readonly stage: Stage | null;
 }
 
 interface AnyReport {
@@ -74,7 +78,9 @@ export function readReport(raw: Buffer): Report | null {
     const status = leaves.find(({ type }) => STATUS_TYPES.includes(type));
     const standard =
       status === undefined ? null : readDeliveryStatus(decoded(message, status), returnPaths);
-    return standard ?? readOther(message, { tree, leaves, returnPaths });
+    if (standard === null) return readOther(message, { tree, leaves, returnPaths });
+    const words = leaves.find(({ type }) => type === 'text/plain');
+    return words === undefined ? standard : withWords(standard, decoded(message, words));
   } catch {
     return null; // no message that can be read: no report
   }
@@ -90,27 +96,58 @@ function readOther(
     at.leaves.find(({ type }) => type === 'text/plain' || type === 'text/html') ??
     at.leaves.find(({ type }) => type.startsWith('multipart/')); // one without its boundary
   if (words === undefined) return null;
+  const text = decoded(message, words);
   const notice: Notice | null = readNotice({
     from: textOf(fields, 'from'),
     to: textOf(fields, 'to'),
     returnPath: textOf(fields, 'return-path'),
-    subject: textOf(fields, 'subject'),
+    subject: subjectOf(fields),
     autoSubmitted: textOf(fields, 'auto-submitted'),
     failedRecipients: textOf(fields, 'x-failed-recipients'),
     isReply: fields.some(({ lower }) => REPLY_FIELDS.has(lower)),
-    text: decoded(message, words),
+    text,
     isHtml: words.type === 'text/html',
   });
   if (notice === null) return null;
-  const { action, status, diagnostic } = notice;
-  const found: readonly (string | null)[] = notice.addresses.length > 0 ? notice.addresses : [null];
+  // Programs that write the fields of a report into the text.
+  const fieldsInText = /^Final-Recipient:/im.test(text)
+    ? readDeliveryStatus(text, at.returnPaths)
+    : null;
+  if (fieldsInText !== null) return fieldsInText;
+  const { action, failures } = notice;
   return {
     kind: 'dsn',
     reporter: null,
     returnPaths: at.returnPaths,
-    recipients: found
+    recipients: failures
       .slice(0, RECIPIENTS_MAX)
-      .map((address) => ({ address, originalAddress: null, action, status, diagnostic })),
+      .map((failure) => ({ originalAddress: null, action, ...failure })),
+  };
+}
+
+/** As people read it (RFC 2047). */
+function subjectOf(fields: MimePart['fields']): string {
+  const subject = textOf(fields, 'subject').slice(0, FIELD_CHARS_MAX);
+  try {
+    return libmime.decodeWords(subject);
+  } catch {
+    return subject; // in a charset that nobody knows
+  }
+}
+
+/** What the fields leave out, from the words for people beside them. */
+function withWords(report: DeliveryReport, text: string): DeliveryReport {
+  const reasons = readReasons(
+    text,
+    report.recipients.map(({ address, originalAddress }) => address ?? originalAddress ?? ''),
+  );
+  return {
+    ...report,
+    recipients: report.recipients.map((recipient, index) => ({
+      ...recipient,
+      diagnostic: recipient.diagnostic ?? reasons[index]?.diagnostic ?? null,
+      stage: recipient.stage ?? reasons[index]?.stage ?? null,
+    })),
   };
 }
 
@@ -150,11 +187,12 @@ function recipientOf(group: ReadonlyMap<string, string>): ReportedRecipient | nu
   const action = actionOf(group.get('action'), status, diagnostic);
   if (action === null) return null;
   return {
-    address: addressIn(typed(final ?? '')) ?? addressIn(group.get('x-actual-recipient') ?? ''),
-    originalAddress: addressIn(typed(original ?? '')),
+    address: typedAddress(final ?? '') ?? addressIn(group.get('x-actual-recipient') ?? ''),
+    originalAddress: typedAddress(original ?? ''),
     action,
     status,
     diagnostic: diagnostic === '' ? null : diagnostic,
+    stage: diagnostic === null ? null : stageIn(diagnostic),
   };
 }
 
@@ -191,7 +229,16 @@ function readFeedback(text: string, returnPaths: readonly string[]): FeedbackRep
     recipients:
       address === null
         ? []
-        : [{ address, originalAddress: null, action: 'delivered', status: null, diagnostic: null }],
+        : [
+            {
+              address,
+              originalAddress: null,
+              action: 'delivered',
+              status: null,
+              diagnostic: null,
+              stage: null,
+            },
+          ],
   };
 }
 
@@ -227,6 +274,17 @@ function groupsOf(text: string): readonly ReadonlyMap<string, string>[] {
 /** `rfc822; a@b.c`: what stands behind the type. */
 function typed(value: string): string {
   return /^\s*[\w.-]{1,40}\s*;(.*)$/s.exec(value)?.[1]?.trim() ?? value;
+}
+
+/** Of a typed address; `\x{FC}` is how ASCII reports write UTF-8 (RFC 6533 §3). */
+function typedAddress(value: string): string | null {
+  const isUtf8 = /^\s*utf-8\s*;/i.test(value);
+  const plain = typed(value);
+  if (!isUtf8) return addressIn(plain);
+  const spelled = plain.replace(/\\x\{((?:10|[\dA-F])?[\dA-F]{1,4})\}/gi, (_, hex: string) =>
+    String.fromCodePoint(Number.parseInt(hex, 16)),
+  );
+  return addressIn(spelled.replace(CONTROLS, '?').toWellFormed());
 }
 
 /** The parts that hold no others, in their order. */

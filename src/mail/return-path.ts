@@ -9,8 +9,10 @@ import assert from 'node:assert/strict';
 import { Buffer } from 'node:buffer';
 import { createHmac, timingSafeEqual } from 'node:crypto';
 
-/** The largest position that fits: two octets. */
-export const positionMax = 0xffff;
+/** The largest position of a delivery. */
+export const positionMax = 0xfffe;
+/** Stands for every delivery of an email: the return path of a transaction with several recipients. */
+export const WHOLE_EMAIL = 0xffff;
 
 const idOctets = 16;
 const positionOctets = 2;
@@ -20,7 +22,7 @@ const alphabet = 'abcdefghijklmnopqrstuvwxyz234567';
 const shape = /^b\+([a-z0-9])([a-z2-7]{45})$/;
 const uuidShape = /^[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}$/i;
 
-/** A delivery: the email and which of its recipients, from 0. */
+/** A delivery: the email and which of its recipients, from 0; WHOLE_EMAIL: one or more of them. */
 export interface ReturnPathSubject {
   readonly emailId: string;
   readonly position: number;
@@ -37,7 +39,7 @@ export function mintReturnPathLocal({
   keyId,
 }: ReturnPathSubject & { key: Buffer; keyId: string }): string {
   assert(uuidShape.test(emailId), 'return path: the email id is not a uuid');
-  assert(Number.isInteger(position) && position >= 0 && position <= positionMax);
+  assert(Number.isInteger(position) && position >= 0 && position <= WHOLE_EMAIL);
   assert(/^[a-z0-9]$/.test(keyId), 'return path: the key id is not one of a-z, 0-9');
   const bytes = Buffer.alloc(octets);
   bytes.write(emailId.replaceAll('-', ''), 0, 'hex');

@@ -4,7 +4,7 @@ import { readFileSync } from 'node:fs';
 import { test } from 'uvu';
 import * as assert from 'uvu/assert';
 import { findBounceRule, readBounceRules } from '../../src/mail/bounce-rules.ts';
-import { outcomeOfReply } from '../../src/mail/outcome.ts';
+import { causes, classOf, outcomeOfReply } from '../../src/mail/outcome.ts';
 import { parseReply, type Stage } from '../../src/mail/reply.ts';
 
 const file: unknown = JSON.parse(
@@ -83,6 +83,13 @@ const REPLIES: readonly (readonly [string, string, Stage, string, string])[] = [
     'bounced content_refused',
   ],
   [
+    'google groups: no such group, or not open to this sender',
+    'gmail-smtp-in.l.google.com',
+    'rcpt',
+    '550-5.1.1 The group you tried to contact may not exist, or you may not have permission\n550 5.1.1 to post to it. https://groups.google.com/support/',
+    'bounced policy_refused',
+  ],
+  [
     'yahoo: no such account',
     YAHOO,
     'dot',
@@ -124,6 +131,13 @@ const REPLIES: readonly (readonly [string, string, Stage, string, string])[] = [
     'rcpt',
     '550 5.5.0 Requested action not taken: mailbox unavailable (S2017062302).',
     'bounced no_mailbox',
+  ],
+  [
+    'microsoft: recipient not found at the edge',
+    MICROSOFT,
+    'rcpt',
+    '550 5.4.1 Recipient address rejected: Access denied. [DB5EUR01FT029.eop-EUR01.prod.protection.outlook.com]',
+    'bounced peer_permanent',
   ],
   [
     'microsoft: mailbox full',
@@ -216,8 +230,31 @@ test("a provider's rule holds for its own hosts only", () => {
 test('what no rule speaks of is judged by its codes', () => {
   for (const [stage, said, expected] of [
     ['rcpt', '550 5.1.1 No such user', 'bounced no_mailbox'],
-    ['rcpt', '550 5.7.1 Unable to relay', 'bounced peer_permanent'],
+    ['rcpt', '550 5.7.1 Unable to relay', 'bounced policy_refused'],
     ['rcpt', '450 4.1.1 later', 'deferred peer_transient'],
+    // The enhanced code, where it is not vague.
+    ['rcpt', '550 5.1.8 no', 'bounced policy_refused'],
+    ['rcpt', '550 5.7.25 no', 'bounced policy_refused'],
+    ['dot', '554 5.3.4 no', 'bounced message_refused'],
+    ['dot', '554 5.6.0 no', 'bounced message_refused'],
+    ['dot', '554 5.6.0 it holds a virus', 'bounced content_refused'],
+    ['rcpt', '550 5.7.1 user unknown', 'bounced peer_permanent'],
+    ['rcpt', '550 5.7.17 no', 'bounced peer_permanent'],
+    // The words, where it is vague or there is none.
+    ['rcpt', '550 5.0.0 no such user', 'bounced no_mailbox'],
+    ['rcpt', '550 5.0.0 your server has no reverse DNS', 'bounced policy_refused'],
+    ['dot', '554 looks like phishing', 'bounced content_refused'],
+    ['rcpt', '450 too many connections', 'deferred rate_limited'],
+    ['rcpt', '550 5.1.1 <a@b.test> 192.0.2.1 has sent too many messages', 'deferred rate_limited'],
+    // An address and a URL are no words.
+    ['rcpt', '550 <spam@b.test>: user unknown', 'bounced no_mailbox'],
+    ['rcpt', '550 user unknown, see https://b.test/blocked', 'bounced no_mailbox'],
+    // The basic code and the stage, where nothing else tells.
+    ['mail', '550 no', 'bounced policy_refused'],
+    ['mail', '501 no', 'bounced peer_permanent'],
+    ['rcpt', '550 no', 'bounced peer_permanent'],
+    ['dot', '554 no', 'bounced peer_permanent'],
+    ['rcpt', '552 no', 'deferred mailbox_full'],
     ['dot', '250 2.0.0 taken, not as spam', 'delivered'],
     // However sure a rule is: what comes before MAIL is about us.
     ['greeting', "554 This user doesn't have a yahoo.com account", 'deferred greeting_refused'],
@@ -242,6 +279,37 @@ test("a tenant's rule is asked before all others, and by nobody else", () => {
     judge(OTHER, 'rcpt', said, { with: used, tenantId: 'two' }).outcome,
     'deferred greylisted',
   );
+});
+
+test("the order: a tenant's rule, a provider's, the enhanced code, the basic code", () => {
+  const base = { verdict: 'temporary', example: '550 5.1.1 gone' };
+  const provider = { ...base, name: 'p', hosts: ['p.test'], text: 'gone', cause: 'mailbox_full' };
+  const tenants = { ...base, name: 't', tenants: ['one'], text: 'gone', cause: 'rate_limited' };
+  const used = readBounceRules({ rules: [provider, tenants] });
+  const at = (host: string, said: string, tenantId: string): string =>
+    judge(host, 'rcpt', said, { with: used, tenantId }).outcome;
+  assert.is(at('mx.p.test', '550 5.1.1 gone', 'one'), 'deferred rate_limited');
+  assert.is(at('mx.p.test', '550 5.1.1 gone', 'two'), 'deferred mailbox_full');
+  assert.is(at('mx.q.test', '550 5.1.1 gone', 'two'), 'bounced no_mailbox');
+  assert.is(at('mx.q.test', '550 5.7.1 gone', 'two'), 'bounced policy_refused');
+  assert.is(at('mx.q.test', '550 gone', 'two'), 'bounced peer_permanent');
+  assert.is(at('mx.q.test', '450 gone', 'two'), 'deferred peer_transient');
+});
+
+test('a cause belongs to one class', () => {
+  const classes = Object.groupBy(causes, classOf);
+  assert.equal(classes.block?.toSorted(), ['content_refused', 'policy_refused']);
+  for (const [cause, expected] of [
+    ['no_mailbox', 'permanent'],
+    ['message_refused', 'permanent'],
+    ['null_mx', 'permanent'],
+    ['mailbox_full', 'transient'],
+    ['rate_limited', 'transient'],
+    ['expired', 'transient'],
+    ['greeting_refused', 'transient'],
+  ] as const) {
+    assert.is(classOf(cause), expected, cause);
+  }
 });
 
 const good = { name: 'a', text: 'x', verdict: 'temporary', cause: 'greylisted', example: '450 x' };

@@ -13,6 +13,62 @@ const daemon = (subject: string): string[] => [
   `Subject: ${subject}`,
 ];
 
+const REFUSALS = [
+  'This is the mail system at host mx.b.test.',
+  '',
+  'The following message could not be delivered to one or more recipients:',
+  '',
+  '<a@r.test>:',
+  '192.0.2.25 does not like recipient.',
+  'Remote host said: 552 5.2.2 Mailbox full',
+  '',
+  '<b@r.test>:',
+  'Remote host said: 550 5.7.1 Your server is blocked',
+  'It was the answer after MAIL FROM.',
+];
+
+test('of several recipients each has its own reason', () => {
+  const report = readReport(Buffer.from(mail(daemon('Undelivered Mail'), REFUSALS)));
+  assert.equal(
+    report?.recipients.map(({ address, status, stage }) => [address, status, stage]),
+    [
+      ['a@r.test', '5.2.2', 'rcpt'],
+      ['b@r.test', '5.7.1', 'mail'],
+    ],
+  );
+});
+
+test('the words beside a report say what its fields leave out', () => {
+  const report = (fields: readonly string[]): ReportedRecipient | undefined =>
+    readReport(
+      Buffer.from(
+        mail(
+          [...daemon('x'), 'Content-Type: multipart/report; boundary=b'],
+          ['--b', '', '<b@r.test>: 550 5.7.26 checks failed (in reply to end of DATA command)']
+            .concat(['--b', 'Content-Type: message/delivery-status', '', 'Reporting-MTA: dns; m'])
+            .concat(['', 'Final-Recipient: rfc822; b@r.test', 'Action: failed', ...fields])
+            .concat(['', '--b--']),
+        ),
+      ),
+    )?.recipients[0];
+  const bare = report(['Status: 5.0.0']);
+  assert.match(bare?.diagnostic ?? '', /^550 5\.7\.26 checks failed/);
+  assert.is(bare?.stage, 'dot');
+  const full = report(['Status: 5.1.1', 'Diagnostic-Code: smtp; 550 no user']);
+  assert.is(full?.diagnostic, '550 no user');
+  assert.is(full?.stage, 'dot');
+});
+
+test('fields of a report that stand in the text, below an encoded subject', () => {
+  const header = [...daemon('=?utf-8?Q?Delivery_Status_Notification_=28Failure=29?=')];
+  const text = ['An error occurred while trying to deliver the mail:', 'b@r.test', ''];
+  const fields = ['Final-Recipient: rfc822; b@r.test', 'Action: failed', 'Status: 5.2.1'];
+  const report = readReport(
+    Buffer.from(mail(header, [...text, 'Reporting-MTA: dsn; m.test', '', ...fields])),
+  );
+  assert.is(report?.recipients[0]?.status, '5.2.1');
+});
+
 const NOTICES: readonly (readonly [string, string, Partial<ReportedRecipient>])[] = [
   ['qmail', qmailNotice('b@r.test'), { address: 'b@r.test', action: 'failed', status: '5.1.1' }],
   [

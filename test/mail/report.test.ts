@@ -40,6 +40,7 @@ test('RFC 3464: who, what, why, and who says so', () => {
         action: 'failed',
         status: '5.1.1',
         diagnostic: '550 5.1.1 <b@r.test>: Recipient address rejected: User unknown',
+        stage: null,
       },
     ],
   });
@@ -73,6 +74,7 @@ test('RFC 3464 as it is really written', () => {
     action: 'failed',
     status: '5.1.1',
     diagnostic: '550-No such user here',
+    stage: null,
   });
   // No action: the status says it.
   const actionOf = (...fields: string[]): string | undefined =>
@@ -130,6 +132,10 @@ test('RFC 3464 as it is really written', () => {
     ],
   );
   assert.is(only(nested).address, 'jörg@r.test');
+  const spell = (local: string): string | null => only(nested.replace('jörg', local)).address;
+  assert.is(spell('j\\x{F6}rg'), 'jörg@r.test');
+  assert.is(spell('\\x{1F600}\\x{10FFFF}'), '\u{1f600}\u{10ffff}@r.test');
+  assert.is(spell('a\\x{0}\\x{D800}b'), 'a?\ufffdb@r.test');
 });
 
 test('the report of the message inside is not ours', () => {
@@ -246,19 +252,22 @@ test('what a report says about one delivery', () => {
   assert.is(verdict({ recipient }), 'no_mailbox dead');
   assert.is(verdict({ recipient: 'other@r.test' }), 'no_mailbox', 'somebody behind an alias');
   assert.is(verdict({ recipient, status: '5.1.1', diagnostic: '550 no' }), 'no_mailbox dead');
-  assert.is(verdict({ recipient, status: '5.0.0', diagnostic: '554 policy' }), 'peer_permanent');
+  assert.is(verdict({ recipient, status: '5.0.0', diagnostic: '554 policy' }), 'policy_refused');
   assert.is(
     verdict({ recipient, status: '5.7.1', diagnostic: '550 5.7.1 spam' }),
-    'peer_permanent',
+    'content_refused',
   );
   assert.is(
     verdict({ recipient, status: '5.0.0', diagnostic: '550 gone fishing' }),
     'no_mailbox dead',
   );
+  assert.is(verdict({ recipient, status: '4.4.7', diagnostic: 'delivery expired' }), 'expired');
+  // Given up after a time, so the words decide; but nobody is dead by them.
   assert.is(
-    verdict({ recipient, status: '4.4.7', diagnostic: 'delivery expired' }),
+    verdict({ recipient, status: '4.1.1', diagnostic: '450 4.1.1 user unknown' }),
     'peer_permanent',
   );
+  assert.is(verdict({ recipient, status: '4.0.0', diagnostic: '450 busy' }), 'expired');
   const afterDot = '550 5.1.1 user unknown (in reply to end of DATA command)';
   assert.is(verdict({ recipient, diagnostic: afterDot }), 'peer_permanent');
   assert.is(verdict({ recipient, action: 'delayed' }), 'delayed');

@@ -7,6 +7,7 @@ import {
   mintReturnPathLocal,
   positionMax,
   readReturnPathLocal,
+  WHOLE_EMAIL,
 } from '../../src/mail/return-path.ts';
 
 const emailId = '019b0c1e-8f00-7abc-9def-0123456789ab';
@@ -14,7 +15,7 @@ const key = Buffer.from('0123456789abcdef0123456789abcdef');
 const other = Buffer.from('fedcba9876543210fedcba9876543210');
 
 test('reads back what it minted, in any case, with any of the keys', () => {
-  for (const position of [0, 1, 49, 149, 255, 256, positionMax]) {
+  for (const position of [0, 1, 49, 149, 255, 256, positionMax, WHOLE_EMAIL]) {
     for (const keyId of ['a', 'z', '0']) {
       const local = mintReturnPathLocal({ emailId, position, key, keyId });
       assert.equal(readReturnPathLocal(local, { [keyId]: key }), { emailId, position });
@@ -99,7 +100,7 @@ test('mints nothing from a malformed id, position or key id', () => {
     { ...good, emailId: `${emailId}0` },
     { ...good, position: -1 },
     { ...good, position: 1.5 },
-    { ...good, position: positionMax + 1 },
+    { ...good, position: WHOLE_EMAIL + 1 },
     { ...good, keyId: '' },
     { ...good, keyId: 'A' },
     { ...good, keyId: 'ab' },
