@@ -12,7 +12,7 @@ export const ADDRESSES_PER_ATTEMPT_MAX = 5;
 const HOSTS_IN_PARALLEL_MAX = 5;
 const HOSTS_MAX = 20;
 
-type AddressPolicy = 'ipv4_first' | 'ipv6_first' | 'ipv4_only' | 'ipv6_only';
+export type AddressPolicy = 'ipv4_first' | 'ipv6_first' | 'ipv4_only' | 'ipv6_only';
 type MxAddress = { readonly address: string; readonly family: 4 | 6 };
 export type MxHost = {
   /** Lower-case A-label; what the certificate and an MTA-STS policy must match. */
@@ -127,7 +127,10 @@ export function familiesInOrder(
   }
 }
 
-/** Gives every host its first address, then every host its second, until the attempt is full; order is kept. */
+/**
+ * Gives every host its first address, then every host its second, until the attempt is full; order is kept. A host with
+ * both families and more than one address in the attempt is tried over both.
+ */
 export function shareAttempts(lookups: readonly Lookup[]): readonly MxHost[] {
   const shares = lookups.map(() => 0);
   let left = ADDRESSES_PER_ATTEMPT_MAX;
@@ -140,9 +143,17 @@ export function shareAttempts(lookups: readonly Lookup[]): readonly MxHost[] {
   }
   return lookups
     .map(({ name, preference, addresses }, at) => {
-      return { name, preference, addresses: addresses.slice(0, shares[at]) };
+      return { name, preference, addresses: someOf(addresses, shares[at] ?? 0) };
     })
     .filter(({ addresses }) => addresses.length > 0);
+}
+
+function someOf(addresses: readonly MxAddress[], count: number): readonly MxAddress[] {
+  const some = addresses.slice(0, count);
+  const [first] = some;
+  const other = addresses.find(({ family }) => family !== first?.family);
+  if (count < 2 || other === undefined || some.includes(other)) return some;
+  return [...some.slice(0, -1), other];
 }
 
 /** Fisher and Yates. */

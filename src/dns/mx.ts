@@ -8,7 +8,7 @@
 import { isIP } from 'node:net';
 import { cnameFault, isHostName, NAME_CHARS_MAX, nameOf, toALabels } from './host-name.ts';
 import { familiesInOrder, lookUpHosts, shareAttempts, shuffled } from './mx-hosts.ts';
-import type { Candidate, HostLookupOptions, Lookup, MxHost } from './mx-hosts.ts';
+import type { AddressPolicy, Candidate, HostLookupOptions, Lookup, MxHost } from './mx-hosts.ts';
 import type { DnsAnswer, MxRecord, Resolver } from './resolver.ts';
 
 export type MxHosts = {
@@ -17,6 +17,8 @@ export type MxHosts = {
   readonly domain: string;
   /** In the order to try, at most `ADDRESSES_PER_ATTEMPT_MAX` addresses over all. */
   readonly hosts: readonly MxHost[];
+  /** All hosts that the domain names and that are no part of this machine, whether they are tried now or not. */
+  readonly names: readonly string[];
   /** True when there is no MX and the domain itself is the host. */
   readonly implicit: boolean;
   /** The names that CNAMEs led to from `domain`, in order. */
@@ -44,7 +46,10 @@ export type MxDeferred = {
 };
 
 export type MxResult = MxHosts | MxRefused | MxDeferred;
-export type MxFinder = { readonly findHosts: (domain: string) => Promise<MxResult> };
+export type MxFinder = {
+  /** `addresses` says which families to take, and which first; default: that of the finder. */
+  readonly findHosts: (domain: string, addresses?: AddressPolicy) => Promise<MxResult>;
+};
 
 export type MxFinderOptions = HostLookupOptions & {
   readonly resolver: Pick<Resolver, 'mx'>;
@@ -64,7 +69,10 @@ type Route =
 
 /** A finder over one resolver and one guard. It keeps nothing; the resolver does. */
 export function createMxFinder(options: MxFinderOptions): MxFinder {
-  return { findHosts: (domain) => findHosts(options, domain) };
+  return {
+    findHosts: (domain, addressPolicy) =>
+      findHosts(addressPolicy === undefined ? options : { ...options, addressPolicy }, domain),
+  };
 }
 
 async function findHosts(options: MxFinderOptions, domain: string): Promise<MxResult> {
@@ -92,7 +100,8 @@ async function findHosts(options: MxFinderOptions, domain: string): Promise<MxRe
   const usable = others.filter(({ addresses }) => addresses.length > 0);
   if (usable.length > 0) {
     const hosts = shareAttempts(usable);
-    return { kind: 'hosts', domain: start, hosts, implicit, cnames: route.cnames };
+    const names = candidates.map(({ name }) => name);
+    return { kind: 'hosts', domain: start, hosts, names, implicit, cnames: route.cnames };
   }
   return noHost(options, { domain: start, implicit, lookups: others });
 }
@@ -214,17 +223,18 @@ function noHost(
       'MAILSTEAD_PRIVATE_HOSTS opens address ranges.';
     return refused('address_refused', '5.4.4', message);
   }
+  const families = familiesInOrder(options);
+  const kind = families.length === 2 ? 'an address' : `an IPv${families[0] ?? ''} address`;
   if (!implicit) {
     // RFC 5321 §5.1 asks for an error and leaves its class open. Transient: an MX shows the will to take mail, and
     // a host that is renamed or whose record is late is a common slip, mended within the lifetime of a message.
-    const message = `No mail host of ${domain} has a usable name and an address.`;
+    const message = `No mail host of ${domain} has a usable name and ${kind}.`;
     return refused('no_usable_host', '4.4.4', message);
   }
   // Neither MX nor address: a name for other uses, or a typing error, of which its author should hear at once.
   // With one family not asked for, that is not known.
-  const known = familiesInOrder(options).length === 2;
-  const message = `The domain ${domain} has neither mail hosts nor an address.`;
-  return refused('no_usable_host', known ? '5.4.4' : '4.4.4', message);
+  const message = `The domain ${domain} has neither mail hosts nor ${kind}.`;
+  return refused('no_usable_host', families.length === 2 ? '5.4.4' : '4.4.4', message);
 }
 
 function mailLoop(domain: string): MxRefused {

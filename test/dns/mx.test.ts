@@ -34,6 +34,10 @@ function zones(): DnsZones {
     'dual.hosts.test': { A: ['192.0.2.4'], AAAA: ['2001:db8::4'] },
     'six.hosts.test': { AAAA: ['2001:db8::6'] },
     'many.hosts.test': { A: Array.from({ length: 9 }, (_, at) => `203.0.113.${at + 1}`) },
+    'many-dual.hosts.test': {
+      A: Array.from({ length: 9 }, (_, at) => `203.0.113.${at + 1}`),
+      AAAA: ['2001:db8::9'],
+    },
     'two.hosts.test': { A: ['192.0.2.21', '192.0.2.22'] },
     'alias.hosts.test': { CNAME: 'a.hosts.test' },
     'lone.hosts.test': { CNAME: 'a.hosts.test', loneCname: true },
@@ -138,6 +142,7 @@ function zones(): DnsZones {
     'too-long.test': { MX: [...gone(30), '99 b.hosts.test'] },
     'wide.test': { MX: ['10 many.hosts.test', '20 two.hosts.test', '30 c.hosts.test'] },
     'one-wide.test': { MX: ['10 many.hosts.test'] },
+    'wide-dual.test': { MX: ['10 many-dual.hosts.test'] },
   };
 }
 
@@ -342,6 +347,7 @@ finding(
       hosts: [
         { name: 'a.hosts.test', preference: 10, addresses: [{ address: '192.0.2.1', family: 4 }] },
       ],
+      names: ['a.hosts.test'],
       implicit: false,
       cnames: ['plain.test'],
     });
@@ -379,6 +385,7 @@ finding('messages say what to do and what failed', async (context) => {
     ['null.test', /null MX/],
     ['dangling.test', /nowhere\.test does not exist/],
     ['192.0.2.1', /192\.0\.2\.1/],
+    ['host-gone.test', /usable name and an address/],
   ];
   for (const [domain, pattern] of words) {
     const result = await find(context, domain);
@@ -405,6 +412,27 @@ finding('one attempt has at most five addresses, and every host its share', asyn
   );
   const one = await find(context, 'one-wide.test');
   assert.is(one.kind === 'hosts' && one.hosts[0]?.addresses.length, ADDRESSES_PER_ATTEMPT_MAX);
+});
+
+finding(
+  'a host with many addresses of one family is tried over the other as well',
+  async (context) => {
+    const dual = await find(context, 'wide-dual.test');
+    const families =
+      dual.kind === 'hosts' ? dual.hosts[0]?.addresses.map(({ family }) => family) : [];
+    assert.equal(families, [4, 4, 4, 4, 6]);
+  },
+);
+
+finding('who asks may say which families to take, for this question', async (context) => {
+  const finder = createMxFinder({ resolver: context.resolver, guard, random: inZoneOrder });
+  const line = async (domain: string, addresses?: 'ipv4_only' | 'ipv6_only'): Promise<string> =>
+    inOneLine(await finder.findHosts(domain, addresses));
+  assert.is(await line('host-dual.test', 'ipv6_only'), '10 dual.hosts.test 2001:db8::4');
+  assert.is(await line('host-dual.test', 'ipv4_only'), '10 dual.hosts.test 192.0.2.4');
+  assert.is(await line('host-dual.test'), '10 dual.hosts.test 192.0.2.4 2001:db8::4');
+  const none = await finder.findHosts('host-six.test', 'ipv4_only');
+  assert.match(none.kind === 'hosts' ? '' : none.message, /usable name and an IPv4 address/);
 });
 
 finding(

@@ -11,8 +11,7 @@ import type { Socket as UdpSocket } from 'node:dgram';
 import { once } from 'node:events';
 import { createServer } from 'node:net';
 import type { AddressInfo, Server, Socket } from 'node:net';
-// @ts-expect-error The package ships no types; the part used here is declared below.
-import untypedDnsPacket from 'dns-packet';
+import dnsPacket, { type Packet, type PacketAnswer, type PacketQuestion } from 'dns-packet';
 
 type RecordType = 'A' | 'AAAA' | 'CNAME' | 'MX' | 'TXT' | 'TLSA' | 'PTR';
 
@@ -57,36 +56,12 @@ export type DnsServer = {
   /** `127.0.0.1:port`, as createResolver and MAILSTEAD_DNS_SERVERS take it. */
   readonly server: string;
   readonly zones: DnsZones;
+  /** Zones that a validating resolver would call secure: answers from these alone have the AD bit. */
+  readonly secure: Set<string>;
   /** In order of arrival; a test may empty it. */
   readonly questions: DnsQuestion[];
   readonly stop: () => Promise<void>;
 };
-
-type PacketQuestion = { readonly name: string; readonly type: string };
-type PacketAnswer = {
-  readonly name: string;
-  readonly type: RecordType;
-  readonly ttl: number;
-  readonly data: unknown;
-};
-type Packet = {
-  readonly type: 'query' | 'response';
-  readonly id: number;
-  readonly flags: number;
-  readonly questions: readonly PacketQuestion[];
-  readonly answers?: readonly PacketAnswer[];
-  readonly additionals?: readonly { readonly type: string; readonly udpPayloadSize?: number }[];
-};
-type DnsPacket = {
-  readonly decode: (bytes: Buffer) => Packet;
-  readonly encode: (packet: Packet) => Buffer;
-  readonly streamEncode: (packet: Packet) => Buffer;
-  readonly AUTHORITATIVE_ANSWER: number;
-  readonly RECURSION_DESIRED: number;
-  readonly RECURSION_AVAILABLE: number;
-  readonly TRUNCATED_RESPONSE: number;
-};
-const dnsPacket = untypedDnsPacket as DnsPacket;
 
 const RCODES = { FORMERR: 1, SERVFAIL: 2, NXDOMAIN: 3, NOTIMP: 4, REFUSED: 5 } as const;
 const FAULTS: readonly string[] = [...Object.keys(RCODES), 'TIMEOUT', 'GARBAGE', 'HANGUP'];
@@ -98,11 +73,18 @@ const TXT_CHUNK_BYTES = 255;
 const TCP_QUESTION_BYTES_MAX = 65_537;
 const BIND_TRIES_MAX = 20;
 
-type Found = { readonly fault: DnsFault | null; readonly answers: readonly PacketAnswer[] };
+type Found = {
+  readonly fault: DnsFault | null;
+  readonly answers: readonly PacketAnswer[];
+  readonly isSecure?: boolean;
+};
 
 /** Starts a server for `zones`; the caller must `stop()` it or the process does not exit. */
 export async function startDns(zones: DnsZones): Promise<DnsServer> {
   const questions: DnsQuestion[] = [];
+  const secure = new Set<string>();
+  const isSecure = (name: string): boolean =>
+    [...secure].some((zone) => name === zone || name.endsWith(`.${zone}`));
   const { udp, tcp, port } = await bindBoth();
   const connections = new Set<Socket>();
 
@@ -110,7 +92,7 @@ export async function startDns(zones: DnsZones): Promise<DnsServer> {
     const query = decodeQuery(bytes);
     if (query === null) return;
     const question = noteQuestion(query, 'udp');
-    const found = lookUp(zones, question);
+    const found = proven(lookUp(zones, question), question, isSecure);
     if (found.fault === 'TIMEOUT') return;
     const sizeMax = query.additionals?.find((extra) => extra.type === 'OPT')?.udpPayloadSize;
     udp.send(udpReply(query, found, sizeMax ?? PLAIN_UDP_BYTES_MAX), peer.port, peer.address);
@@ -130,7 +112,8 @@ export async function startDns(zones: DnsZones): Promise<DnsServer> {
         const query = decodeQuery(pending.subarray(2, end));
         pending = pending.subarray(end);
         if (query === null) continue;
-        const found = lookUp(zones, noteQuestion(query, 'tcp'));
+        const question = noteQuestion(query, 'tcp');
+        const found = proven(lookUp(zones, question), question, isSecure);
         if (found.fault === 'HANGUP') socket.destroy();
         else if (found.fault !== 'TIMEOUT') socket.write(tcpReply(query, found));
       }
@@ -152,7 +135,7 @@ export async function startDns(zones: DnsZones): Promise<DnsServer> {
     await Promise.all(closed);
   }
 
-  return { server: `127.0.0.1:${port}`, zones, questions, stop };
+  return { server: `127.0.0.1:${port}`, zones, secure, questions, stop };
 }
 
 /** UDP and TCP on the same free port: another process may hold the TCP side of a port free on UDP. */
@@ -219,6 +202,18 @@ function lookUp(zones: DnsZones, question: PacketQuestion): Found {
   return { fault: 'SERVFAIL', answers: [] };
 }
 
+/** Secure is what every name on the way is. */
+function proven(
+  found: Found,
+  question: PacketQuestion,
+  isSecure: (name: string) => boolean,
+): Found {
+  const names = found.answers.flatMap(({ name, type, data }) =>
+    type === 'CNAME' && question.type !== 'CNAME' ? [name, String(data).toLowerCase()] : [name],
+  );
+  return { ...found, isSecure: [question.name, ...names].every(isSecure) };
+}
+
 function isFault(value: unknown): value is DnsFault {
   return typeof value === 'string' && FAULTS.includes(value);
 }
@@ -262,11 +257,21 @@ function reply(query: Packet, found: Found): Packet {
   return {
     type: 'response',
     id: query.id,
-    flags: desired | dnsPacket.RECURSION_AVAILABLE | dnsPacket.AUTHORITATIVE_ANSWER | rcode,
+    flags:
+      desired |
+      dnsPacket.RECURSION_AVAILABLE |
+      dnsPacket.AUTHORITATIVE_ANSWER |
+      (found.isSecure === true && wantsProof(query) ? dnsPacket.AUTHENTIC_DATA : 0) |
+      rcode,
     questions: query.questions,
     answers: found.answers,
   };
 }
+
+/** RFC 6840 §5.7: AD or DO in the query. */
+const wantsProof = (query: Packet): boolean =>
+  (query.flags & dnsPacket.AUTHENTIC_DATA) !== 0 ||
+  query.additionals?.some((extra) => extra.flag_do === true) === true;
 
 function udpReply(query: Packet, found: Found, sizeBytesMax: number): Buffer {
   const packet = reply(query, found);
