@@ -91,9 +91,22 @@ export function createClock(options: {
     await job.schedule(new Date(Date.now() + POLL_MS)).save();
   };
 
+  /** Agenda connects in its constructor and leaves a failure to nobody, which would end this process. */
+  const connected = async (): Promise<AgendaBackend> => {
+    const opened = backend();
+    try {
+      await opened.connect();
+    } catch (error) {
+      await opened.disconnect().catch(() => undefined);
+      throw error;
+    }
+    opened.connect = () => Promise.resolve();
+    return opened;
+  };
+
   const start = async (): Promise<void> => {
     const agenda = new Agenda({
-      backend: backend(),
+      backend: await connected(),
       processEvery: POLL_MS,
       lockLimit: LOCK_LIMIT,
       defaultLockLimit: LOCK_LIMIT,

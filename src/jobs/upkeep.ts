@@ -5,12 +5,16 @@ import { readdirSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
 import { forgetOldWindows } from '../access/rate-limit.ts';
 import { forgetOldLogs } from '../access/request-log.ts';
-import { isJournal, readJournal, type LostRun } from '../delivery/journal.ts';
+import { isJournal, readJournal, rewrittenAs, type LostRun } from '../delivery/journal.ts';
 import type { Logger } from '../log.ts';
+import { expireUntried } from '../queue/expire.ts';
 import { recover, silentRuns } from '../queue/lease.ts';
+import type { OutcomePolicy } from '../queue/outcome-policy.ts';
+import { forgetOldLanes } from '../queue/lanes.ts';
 import { scheduledTimes, SCHEDULE_LANE, wakeScheduled } from '../queue/schedule.ts';
 import { wake, waitingLanes } from '../queue/wake.ts';
 import { forgetOldKeys } from '../sending/idempotency.ts';
+import { forgetTlsResults } from '../sending/tls-report.ts';
 import type { Store } from '../store/orm.ts';
 import { endProcess } from '../store/process.ts';
 import { expireSuppressions } from '../suppressions/suppressions.ts';
@@ -29,6 +33,7 @@ const ALARMS_MAX = 2_000;
 const KEYS_PER_RUN = 10_000;
 const LOGS_PER_RUN = 200_000;
 const SUPPRESSIONS_PER_RUN = 50_000;
+const TLS_RESULTS_PER_RUN = 50_000;
 
 export interface Upkeep {
   /** Sets the alarm for deliveries that now wait. */
@@ -42,6 +47,8 @@ export interface UpkeepOptions {
   readonly databaseUrl: string;
   readonly mongodbUrl: string | null;
   readonly journalFolder: string;
+  /** What the operator decides about outcomes, as it is now. */
+  readonly outcomes: () => OutcomePolicy;
   /** Deliveries became ready. */
   readonly onReady: () => void;
   /** Removes the oldest messages of the sink above its limit. */
@@ -50,8 +57,14 @@ export interface UpkeepOptions {
   readonly recheckDomains: () => Promise<void>;
   /** Removes stored bytes that no row names. */
   readonly collectBlobs: () => Promise<void>;
+  /** Sends the TLS reports that are due. */
+  readonly sendTlsReports: () => Promise<void>;
+  /** Fetches the MTA-STS policies that are due for it. */
+  readonly refreshStsPolicies: () => Promise<void>;
   /** Between two sweeps; 30 s unless a test is in a hurry. */
   readonly sweepMs?: number;
+  /** After how much silence a worker is suspected; 60 s unless a test is in a hurry. */
+  readonly silenceMs?: number;
   /** How long a silent worker is watched; 20 s unless a test is in a hurry. */
   readonly watchMs?: number;
 }
@@ -69,8 +82,9 @@ export async function startUpkeep(options: UpkeepOptions): Promise<Upkeep> {
   // silent for a moment: only who stays so while we watch is lost.
   let suspects = new Map<string, number>();
   const reap = async (): Promise<void> => {
-    const now = Date.now();
-    const silent = await silentRuns(store.pool, SILENCE_MAX_MS);
+    // Not the time of day: a clock that is set forward would end the watch at once.
+    const now = performance.now();
+    const silent = await silentRuns(store.pool, options.silenceMs ?? SILENCE_MAX_MS);
     suspects = new Map(silent.map((epoch) => [epoch, suspects.get(epoch) ?? now]));
     for (const [epoch, since] of suspects) {
       if (now - since < (options.watchMs ?? WATCH_MS)) continue;
@@ -92,6 +106,11 @@ export async function startUpkeep(options: UpkeepOptions): Promise<Upkeep> {
         run: async () => void (await forgetOldKeys(store.pool, KEYS_PER_RUN)),
       },
       {
+        name: 'forget-old-lanes',
+        everyMs: 3_600_000,
+        run: async () => void (await forgetOldLanes(store.pool)),
+      },
+      {
         name: 'forget-request-logs',
         everyMs: 600_000,
         run: async () => {
@@ -104,9 +123,21 @@ export async function startUpkeep(options: UpkeepOptions): Promise<Upkeep> {
         everyMs: 3_600_000,
         run: async () => void (await expireSuppressions(store.pool, SUPPRESSIONS_PER_RUN)),
       },
+      {
+        name: 'expire-untried',
+        everyMs: 600_000,
+        run: async () => void (await expireUntried(store)),
+      },
       { name: 'prune-sink', everyMs: 300_000, run: options.pruneSink },
       { name: 'recheck-domains', everyMs: 60_000, run: options.recheckDomains },
       { name: 'collect-blobs', everyMs: 86_400_000, run: options.collectBlobs },
+      { name: 'send-tls-reports', everyMs: 300_000, run: options.sendTlsReports },
+      { name: 'refresh-sts-policies', everyMs: 600_000, run: options.refreshStsPolicies },
+      {
+        name: 'forget-tls-results',
+        everyMs: 600_000,
+        run: () => forgetTlsResults(store.pool, TLS_RESULTS_PER_RUN),
+      },
     ],
   });
 
@@ -152,11 +183,10 @@ export async function startUpkeep(options: UpkeepOptions): Promise<Upkeep> {
   };
 }
 
+type RecoverOptions = Pick<UpkeepOptions, 'store' | 'log' | 'journalFolder' | 'outcomes'>;
+
 /** Decides what one lost run held, from its journal when it lies here. */
-async function recoverRun(
-  options: Pick<UpkeepOptions, 'store' | 'log' | 'journalFolder'>,
-  epoch: string,
-): Promise<void> {
+async function recoverRun(options: RecoverOptions, epoch: string): Promise<void> {
   const find = () => journals(options.journalFolder).find(({ run }) => run.epoch === epoch);
   const seen = find();
   if (seen?.run.pid === process.pid) return; // we are here
@@ -164,8 +194,11 @@ async function recoverRun(
   // read after its end.
   if (seen !== undefined) await endProcess(seen.run);
   const lost = seen === undefined ? undefined : find();
-  const counts = await recover(options.store, epoch, lost?.run.traceOf ?? null);
-  if (lost !== undefined) rmSync(lost.path, { force: true });
+  const counts = await recover(options.store, epoch, lost?.run.traceOf ?? null, options.outcomes());
+  if (lost !== undefined) {
+    rmSync(lost.path, { force: true });
+    rmSync(rewrittenAs(lost.path), { force: true }); // it may have ended in the middle of that
+  }
   options.log.warn({ epoch, ...counts }, 'a lost delivery worker was recovered');
 }
 
@@ -173,28 +206,24 @@ async function recoverRun(
  * At the start, before any worker of this data directory runs: every journal here is of an earlier run. One
  * whose process still lives is ended first.
  */
-export async function recoverLocalRuns(
-  options: Pick<UpkeepOptions, 'store' | 'log' | 'journalFolder'>,
-): Promise<void> {
+export async function recoverLocalRuns(options: RecoverOptions): Promise<void> {
   for (const { run } of journals(options.journalFolder)) {
     await endProcess(run);
   }
   for (const { path, run } of journals(options.journalFolder)) {
-    const counts = await recover(options.store, run.epoch, run.traceOf);
+    const counts = await recover(options.store, run.epoch, run.traceOf, options.outcomes());
     rmSync(path, { force: true });
     options.log.info({ epoch: run.epoch, ...counts }, 'recovered an earlier delivery worker');
   }
-  // What is left has no whole header: its run ended before it could claim anything.
+  // What is left has no whole header: its run ended before it could claim anything, or a power cut took the header, and
+  // then what it held is found by its silence.
   for (const name of readdirSync(options.journalFolder)) {
     rmSync(join(options.journalFolder, name), { force: true });
   }
 }
 
 /** After a worker process of ours died: decides at once what it held. */
-export async function recoverProcess(
-  options: Pick<UpkeepOptions, 'store' | 'log' | 'journalFolder'>,
-  pid: number,
-): Promise<void> {
+export async function recoverProcess(options: RecoverOptions, pid: number): Promise<void> {
   for (const { run } of journals(options.journalFolder)) {
     if (run.pid === pid) await recoverRun(options, run.epoch);
   }

@@ -1,8 +1,10 @@
-// Claims due deliveries for one worker run: fair over tenants, in batches, each row locked past others'
-// locks. In the same statement the attempt is stored and the email becomes `sent`, so whatever happens
-// after the claim, the database already knows that an attempt began and by whom.
+// Claims due deliveries for one worker run: fair over tenants and destinations, in batches, each row locked past
+// others' locks, at a cost that does not follow the length of the queue. In the same statement the attempt is
+// stored and the email becomes `sent`, so whatever happens after the claim, the database already knows that an
+// attempt began and by whom.
 import type { Store } from '../store/orm.ts';
-import { withholdSuppressed } from './withhold.ts';
+import { CLAIM } from './claim-statement.ts';
+import { flagSecondCopies, withholdSuppressed } from './withhold.ts';
 
 export interface ClaimedDelivery {
   readonly tenantId: string;
@@ -12,6 +14,11 @@ export interface ClaimedDelivery {
   readonly lane: string;
   /** The number of the attempt that this claim begins; 1 for the first. */
   readonly attempt: number;
+  readonly isBulk: boolean;
+  /** How many of the attempts before were the lane's fault. */
+  readonly laneFaults: number;
+  /** How often the answer to its final dot was lost: above 0, this attempt may make a second copy. */
+  readonly unknowns: number;
   readonly createdAt: Date;
   readonly recipientCount: number;
   /** Null when the message lies in the blob store. */
@@ -23,15 +30,24 @@ export interface ClaimedDelivery {
   readonly signingDomainId: string | null;
   /** Where bounces of this email come home; null where no domain of ours is behind `from`. */
   readonly fromDomain: string;
+  /** One of our TLS reports: it goes out whatever MTA-STS and DANE say (RFC 8689 §3). */
+  readonly ignoresTlsPolicy: boolean;
 }
 
 interface ClaimRow {
+  /** Which of the tenant's destinations it was, in the order of the visit. */
+  number: string;
+  /** What its tenant could have in this look. */
+  share: number;
   tenant_id: string;
   email_id: string;
   position: number;
   recipient: string;
   lane: string;
   attempts: number;
+  is_bulk: boolean;
+  lane_faults: number;
+  unknowns: number;
   created_ms: string;
   recipient_count: number;
   raw: Buffer | null;
@@ -41,88 +57,206 @@ interface ClaimRow {
   signing_tenant_id: string | null;
   signing_domain_id: string | null;
   from_domain: string;
+  ignores_tls_policy: boolean;
 }
 
-// mta.md's fair claim: a loose index scan over the tenants that have ready rows, then at most
-// $1 rows of each, at most $2 in all. `order by random()` keeps workers off each other's tenants.
-const CLAIM = `
-  with recursive tenants as (
-    (select tenant_id from delivery where state = 'ready' order by tenant_id limit 1)
-    union all
-    select (select d.tenant_id from delivery d where d.state = 'ready' and d.tenant_id > t.tenant_id
-            order by d.tenant_id limit 1)
-    from tenants t where t.tenant_id is not null
-  ), due as (
-    select j.tenant_id, j.email_id, j.position
-    from (select tenant_id from tenants where tenant_id is not null order by random()) t
-    cross join lateral (
-      select d.tenant_id, d.email_id, d.position from delivery d
-      where d.tenant_id = t.tenant_id and d.state = 'ready' and d.due_at <= now()
-        and d.lane <> all ($4::text[])
-      order by d.due_at, d.email_id, d.position limit $1 for update skip locked) j
-    limit $2
-  ), claimed as (
-    update delivery d
-    set state = 'in_flight', lease_epoch = $3, attempts = attempts + 1
-    from due
-    where d.tenant_id = due.tenant_id and d.email_id = due.email_id and d.position = due.position
-    returning d.tenant_id, d.email_id, d.position, d.recipient, d.lane, d.attempts
-  ), begun as (
-    insert into attempt (tenant_id, email_id, position, number, started_at)
-    select tenant_id, email_id, position, attempts, now() from claimed
-  ), emails as (
-    -- An email that a settlement holds right now gets its event from there.
-    select e.tenant_id, e.id from email e
-    where (e.tenant_id, e.id) in (select tenant_id, email_id from claimed)
-    for no key update skip locked
-  ), sent as (
-    update email e
-    set last_event = case when e.last_event in ('queued', 'scheduled') then 'sent' else e.last_event end,
-      provider_last_attempted_at = now()
-    from emails where e.tenant_id = emails.tenant_id and e.id = emails.id
-  )
-  select c.*, (extract(epoch from e.created_at) * 1000)::bigint::text as created_ms,
-    e.recipient_count, e.from_domain, k.raw, k.raw_size_bytes, k.blob_key, k.needs_smtp_utf8,
-    k.signing_tenant_id, k.signing_domain_id
-  from claimed c
-  join email e on e.tenant_id = c.tenant_id and e.id = c.email_id
-  join email_content k on k.tenant_id = c.tenant_id and k.email_id = c.email_id`;
+/** Where a look stopped before it had seen everything: at a destination, or (none) at a tenant. */
+interface StopRow {
+  number: string;
+  tenant_id: string;
+  email_id: null;
+  lane: string | null;
+  is_bulk: boolean | null;
+}
+
+export interface ClaimOptions {
+  /** The worker run that claims. */
+  readonly epoch: string;
+  /** At most 1,000. */
+  readonly max: number;
+  /** One tenant's share of a claim. */
+  readonly perTenant: number;
+  /** Destinations (the words of store/destination.ts) that nothing is claimed for. */
+  readonly exceptLanes: readonly string[];
+  readonly exceptTenants: readonly string[];
+  /** How many more a destination can take; one that is not named takes `roomOfOthers`. */
+  readonly rooms: ReadonlyMap<string, number>;
+  readonly roomOfOthers: number;
+  /** As the last claim gave them; empty at first. */
+  readonly cursors: ClaimCursors;
+}
+
+/** Where the next claim goes on. */
+export interface ClaimCursors {
+  /** Behind this tenant. */
+  readonly tenant?: string;
+  /** By tenant, behind these destinations: of mail for one recipient, and of bulk. */
+  readonly lanes?: Readonly<Record<string, Stops>>;
+}
+type Stops = readonly [single: string | null, bulk: string | null];
+
+export interface Claimed {
+  readonly deliveries: readonly ClaimedDelivery[];
+  readonly cursors: ClaimCursors;
+  /** It stopped before it had looked everywhere: when nothing was found, the next claim may find something. */
+  readonly hasMore: boolean;
+}
+
+/** Above this the places where claims stopped are forgotten, the oldest first. */
+const CURSORS_MAX = 1_000;
+/** Looks at other tenants and destinations while nothing was found. */
+const LOOKS_MAX = 4;
+/** Mail of the tenants that have the most fills what others left, where they left more than this share. */
+const REST_MIN = 0.5;
+const BEFORE_ALL = '00000000-0000-0000-0000-000000000000';
 
 /**
- * Claims at most `max` due deliveries for the worker run `epoch`, at most `perTenant` of one tenant,
- * none of the lanes in `exceptLanes`. An empty list: nothing is due. What was claimed for an address that is
- * suppressed by now ends here and is not in the list.
+ * Claims at most `max` due deliveries for the worker run `epoch`: every tenant gets the same share, and what some do
+ * not use goes to the others, up to `perTenant`. Of a tenant's mail that for one recipient goes first; of bulk
+ * mail that waits beside it one in four goes along. Of one destination no more than its room, all
+ * tenants together. What was claimed for an address that is suppressed by now ends here and is not in the list.
  */
-export async function claim(
+export async function claim(store: Store, options: ClaimOptions): Promise<Claimed> {
+  let look = await lookFor(store, options, { only: null, max: options.max });
+  for (let looks = 1; look.rows.length === 0 && look.hasMore && looks < LOOKS_MAX; looks++) {
+    const { cursors } = look;
+    look = await lookFor(store, { ...options, cursors }, { only: null, max: options.max });
+  }
+  const rows = [...look.rows];
+  let { cursors } = look;
+  const rest = options.max - rows.length;
+  const hungry = rest <= options.max * REST_MIN ? [] : hungryAmong(look.rows, options.perTenant);
+  if (hungry.length > 0) {
+    const rooms = roomsAfter(options, rows);
+    const second = await lookFor(
+      store,
+      { ...options, rooms, perTenant: options.perTenant - hungry[0]!.share, cursors },
+      { only: hungry.map(({ tenantId }) => tenantId), max: rest },
+    );
+    rows.push(...second.rows);
+    cursors = { ...second.cursors, ...(cursors.tenant && { tenant: cursors.tenant }) };
+  }
+  const deliveries = await withholdSuppressed(store, options.epoch, rows.map(readRow));
+  await flagSecondCopies(store.pool, deliveries);
+  return { deliveries, cursors, hasMore: look.hasMore };
+}
+
+interface Look {
+  readonly rows: readonly ClaimRow[];
+  readonly cursors: ClaimCursors;
+  readonly hasMore: boolean;
+}
+
+async function lookFor(
   store: Store,
-  options: {
-    readonly epoch: string;
-    readonly max: number;
-    readonly perTenant: number;
-    readonly exceptLanes: readonly string[];
-  },
-): Promise<readonly ClaimedDelivery[]> {
-  const { rows } = await store.pool.query<ClaimRow>({
+  options: ClaimOptions,
+  { only, max }: { readonly only: readonly string[] | null; readonly max: number },
+): Promise<Look> {
+  const { cursors } = options;
+  const rooms = new Map([
+    ...options.rooms,
+    ...options.exceptLanes.map((lane) => [lane, 0] as const),
+  ]);
+  const { rows } = await store.pool.query<ClaimRow | StopRow>({
     name: 'claim',
     text: CLAIM,
-    values: [options.perTenant, options.max, options.epoch, options.exceptLanes],
+    values: [
+      options.epoch,
+      max,
+      options.perTenant,
+      JSON.stringify(Object.fromEntries(rooms)),
+      options.roomOfOthers,
+      options.exceptTenants,
+      only,
+      cursors.tenant ?? BEFORE_ALL,
+      JSON.stringify(cursors.lanes ?? {}),
+      options.roomOfOthers > 0 ? null : inAnyOrder(rooms),
+    ],
   });
-  const claimed = rows.map((row) => ({
-    tenantId: row.tenant_id,
-    emailId: row.email_id,
-    position: row.position,
-    recipient: row.recipient,
-    lane: row.lane,
-    attempt: row.attempts,
-    createdAt: new Date(Number(row.created_ms)),
-    recipientCount: row.recipient_count,
-    raw: row.raw,
-    rawSizeBytes: row.raw_size_bytes,
-    blobKey: row.blob_key,
-    needsSmtpUtf8: row.needs_smtp_utf8,
-    signingTenantId: row.signing_tenant_id,
-    signingDomainId: row.signing_domain_id,
-    fromDomain: row.from_domain,
-  }));
-  return withholdSuppressed(store, options.epoch, claimed);
+  const claimed = rows.filter(isClaimed);
+  const stops = rows.filter((row): row is StopRow => !isClaimed(row));
+  return {
+    rows: claimed,
+    cursors: cursorsAfter(cursors, claimed, stops),
+    hasMore: stops.length > 0,
+  };
 }
+
+/** Where nobody else has room, these are looked at for every tenant, and not always the same first. */
+function inAnyOrder(rooms: ReadonlyMap<string, number>): readonly string[] {
+  const open = [...rooms].flatMap(([lane, room]) => (room > 0 ? [lane] : []));
+  const from = Math.floor(Math.random() * open.length);
+  return [...open.slice(from), ...open.slice(0, from)];
+}
+
+const isClaimed = (row: ClaimRow | StopRow): row is ClaimRow => row.email_id !== null;
+
+/** The tenants that used all of their share and may have more. */
+function hungryAmong(
+  rows: readonly ClaimRow[],
+  perTenant: number,
+): readonly { tenantId: string; share: number }[] {
+  const counts = new Map<string, { count: number; share: number }>();
+  for (const { tenant_id, share } of rows) {
+    counts.set(tenant_id, { count: (counts.get(tenant_id)?.count ?? 0) + 1, share });
+  }
+  return [...counts]
+    .filter(([, { count, share }]) => count >= share && share < perTenant)
+    .map(([tenantId, { share }]) => ({ tenantId, share }));
+}
+
+/** What is left of the rooms after these were claimed. */
+function roomsAfter(
+  { rooms, roomOfOthers }: ClaimOptions,
+  rows: readonly ClaimRow[],
+): ReadonlyMap<string, number> {
+  const left = new Map(rooms);
+  for (const { lane } of rows) left.set(lane, (left.get(lane) ?? roomOfOthers) - 1);
+  return left;
+}
+
+/** The last destination of each tenant and class; who took what there was needs none. */
+function cursorsAfter(
+  before: ClaimCursors,
+  rows: readonly ClaimRow[],
+  stops: readonly StopRow[],
+): ClaimCursors {
+  const last = new Map<string, ClaimRow | StopRow>();
+  for (const row of [...rows, ...stops]) {
+    const key = `${row.tenant_id} ${row.is_bulk}`;
+    if (row.lane !== null && Number(row.number) >= Number(last.get(key)?.number ?? 0))
+      last.set(key, row);
+  }
+  const lanes = new Map(Object.entries(before.lanes ?? {}));
+  for (const { tenant_id, is_bulk, lane } of last.values()) {
+    const [single, bulk] = lanes.get(tenant_id) ?? [null, null];
+    lanes.delete(tenant_id); // to the end: the newest
+    lanes.set(tenant_id, is_bulk === true ? [single, lane] : [lane, bulk]);
+  }
+  const kept = [...lanes].slice(-CURSORS_MAX);
+  // Without a stop every tenant was visited: it begins anew.
+  const tenant = stops.find(({ lane }) => lane === null)?.tenant_id;
+  return { ...(tenant !== undefined && { tenant }), lanes: Object.fromEntries(kept) };
+}
+
+const readRow = (row: ClaimRow): ClaimedDelivery => ({
+  tenantId: row.tenant_id,
+  emailId: row.email_id,
+  position: row.position,
+  recipient: row.recipient,
+  lane: row.lane,
+  attempt: row.attempts,
+  isBulk: row.is_bulk,
+  laneFaults: row.lane_faults,
+  unknowns: row.unknowns,
+  createdAt: new Date(Number(row.created_ms)),
+  recipientCount: row.recipient_count,
+  raw: row.raw,
+  rawSizeBytes: row.raw_size_bytes,
+  blobKey: row.blob_key,
+  needsSmtpUtf8: row.needs_smtp_utf8,
+  signingTenantId: row.signing_tenant_id,
+  signingDomainId: row.signing_domain_id,
+  fromDomain: row.from_domain,
+  ignoresTlsPolicy: row.ignores_tls_policy,
+});

@@ -63,11 +63,15 @@ export interface NewEmail {
   readonly blobKey: string | null;
   readonly rawSizeBytes: number;
   readonly needsSmtpUtf8: boolean;
+  /** Our own TLS report: no TLS policy holds it back. */
+  readonly ignoresTlsPolicy?: boolean;
   /** The domain whose keys sign. */
   readonly signingTenantId: string | null;
   readonly signingDomainId: string | null;
   /** In order of position, without repeats; at least one. */
   readonly deliveries: readonly NewDelivery[];
+  /** One of many that were handed in together: mail for one recipient goes before it. */
+  readonly isBulk: boolean;
   readonly lifetimeMs: number;
   readonly timelineId: string;
   /** What the timeline says of the request that brought it. */
@@ -218,11 +222,12 @@ function insertContents(parameters: Parameters, emails: readonly NewEmail[]): st
       email.needsSmtpUtf8,
       email.signingTenantId,
       email.signingDomainId,
+      email.ignoresTlsPolicy === true,
     ]),
   );
   return `
     insert into email_content (tenant_id, email_id, html, text, headers, raw, raw_size_bytes,
-      blob_key, needs_smtp_utf8, signing_tenant_id, signing_domain_id)
+      blob_key, needs_smtp_utf8, signing_tenant_id, signing_domain_id, ignores_tls_policy)
     values ${rows.join(', ')}`;
 }
 
@@ -326,26 +331,28 @@ function insertDeliveries(
     of('text', ({ delivery }) => delivery.recipient),
     of('text', ({ delivery }) => delivery.lane),
     of('bigint', ({ email }) => email.lifetimeMs),
+    of('boolean', ({ email }) => email.isBulk),
   ];
   if (arePlain) {
     return `
-    insert into delivery (tenant_id, email_id, position, recipient, lane, state, due_at, expires_at)
-    select tenant_id, email_id, position, recipient, lane, 'ready', now(),
+    insert into delivery (tenant_id, email_id, position, recipient, lane, is_bulk, state, due_at, expires_at)
+    select tenant_id, email_id, position, recipient, lane, is_bulk, 'ready', now(),
       now() + lifetime_ms * interval '1 millisecond'
     from unnest(${columns.join(', ')})
-      as d (tenant_id, email_id, position, recipient, lane, lifetime_ms)`;
+      as d (tenant_id, email_id, position, recipient, lane, lifetime_ms, is_bulk)`;
   }
   columns.push(
     of('text', ({ email, delivery }) => stateOf(email, delivery)),
     of('timestamptz', ({ email }) => email.scheduledAt),
   );
   return `
-    insert into delivery (tenant_id, email_id, position, recipient, lane, state, due_at, expires_at,
-      last_cause, last_reply)
-    select tenant_id, email_id, position, recipient, lane, state, coalesce(scheduled_at, now()),
+    insert into delivery (tenant_id, email_id, position, recipient, lane, is_bulk, state, due_at,
+      expires_at, last_cause, last_reply)
+    select tenant_id, email_id, position, recipient, lane, is_bulk, state, coalesce(scheduled_at, now()),
       coalesce(scheduled_at, now()) + lifetime_ms * interval '1 millisecond',
       case when state = 'suppressed' then ${parameters.one(SUPPRESSED.cause)} end,
       case when state = 'suppressed' then ${parameters.one(SUPPRESSED.reply)} end
     from unnest(${columns.join(', ')})
-      as d (tenant_id, email_id, position, recipient, lane, lifetime_ms, state, scheduled_at)`;
+      as d (tenant_id, email_id, position, recipient, lane, lifetime_ms, is_bulk, state,
+        scheduled_at)`;
 }

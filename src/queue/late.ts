@@ -9,13 +9,19 @@
 //
 // `not now`: the worker's own result comes first, the reporter tries again. A failed report about a delivery
 // that is tried again is only noted: the next attempt decides. A bounced one cannot bounce again: nothing.
+//
+// The return path of a transaction with several recipients names the email only: its report counts for those of them
+// that it names, and for nobody where it names none; then it is noted. Who goes to a destination alone was in no such
+// transaction, so nobody who was can speak for them.
 import type { PoolClient } from 'pg';
+import { normalizedAddress } from '../mail/address.ts';
 import type { BounceRule } from '../mail/bounce-rules.ts';
-import { causeTexts } from '../mail/outcome.ts';
-import type { Report } from '../mail/report.ts';
+import { causeTexts, classOf } from '../mail/outcome.ts';
+import type { Report, ReportedRecipient } from '../mail/report.ts';
 import { verdictOfReport, type LateVerdict } from '../mail/report-verdict.ts';
-import type { ReturnPathSubject } from '../mail/return-path.ts';
-import { SANDBOX_LANE, type DeliveryState } from '../store/delivery.ts';
+import { WHOLE_EMAIL, type ReturnPathSubject } from '../mail/return-path.ts';
+import type { DeliveryState } from '../store/delivery.ts';
+import { SANDBOX_LANE } from '../store/destination.ts';
 import { newId } from '../store/id.ts';
 import type { Store } from '../store/orm.ts';
 import { suppress } from '../suppressions/suppressions.ts';
@@ -39,34 +45,108 @@ const UNSENT: ReadonlySet<DeliveryState> = new Set([
 
 interface LateRow {
   readonly tenant_id: string;
+  readonly position: number;
   readonly recipient: string;
   readonly state: DeliveryState;
   readonly lane: string;
   readonly recipient_count: number;
 }
 
-/** Applies the report to the delivery. A delivery that is gone: nothing. */
+interface About {
+  readonly report: Report;
+  readonly rules: readonly BounceRule[];
+}
+
+/** Applies the report to the delivery, or to those of the email that it names. A delivery that is gone: nothing. */
 export async function settleReport(
   store: Store,
   { emailId, position }: ReturnPathSubject,
-  about: { readonly report: Report; readonly rules: readonly BounceRule[] },
+  about: About,
 ): Promise<LateResult> {
   const tenantId = await findTenant(store, emailId);
   if (tenantId === null) return 'nothing';
   return store.transact(async (client) => {
+    const isWhole = position === WHOLE_EMAIL;
     const { rows } = await client.query<LateRow>({
-      text: `select d.tenant_id, d.recipient, d.state, d.lane, e.recipient_count
+      text: `select d.tenant_id, d.position, d.recipient, d.state, d.lane, e.recipient_count
         from delivery d join email e on e.tenant_id = d.tenant_id and e.id = d.email_id
-        where d.tenant_id = $1 and d.email_id = $2 and d.position = $3 for no key update of d`,
-      values: [tenantId, emailId, position],
+        where d.tenant_id = $1 and d.email_id = $2 and ($3::boolean or d.position = $4)
+        order by d.position for no key update of d`,
+      values: [tenantId, emailId, isWhole, isWhole ? -1 : position],
     });
-    const [row] = rows;
-    if (row === undefined || UNSENT.has(row.state)) return 'nothing';
-    const { recipient } = row;
-    const verdict = verdictOfReport(about.report, { recipient, tenantId, rules: about.rules });
-    if (verdict === null) return 'nothing';
-    return apply(client, { row, emailId, position }, { verdict, report: about.report });
+    const sent = rows.filter(({ state }) => !UNSENT.has(state));
+    if (isWhole) {
+      const shared = sent.filter((row) => rows.some((one) => one !== row && one.lane === row.lane));
+      return settleNamed(client, { emailId, rows: shared }, about);
+    }
+    const [row] = sent;
+    return row === undefined ? 'nothing' : settleOne(client, { row, emailId }, about);
   });
+}
+
+async function settleOne(
+  client: PoolClient,
+  at: At,
+  { report, rules }: About,
+): Promise<LateResult> {
+  const { recipient, tenant_id: tenantId } = at.row;
+  const verdict = verdictOfReport(report, { recipient, tenantId, rules });
+  return verdict === null ? 'nothing' : apply(client, at, { verdict, report });
+}
+
+/** `rows`: those that have left, of an email whose return path several of them share. */
+async function settleNamed(
+  client: PoolClient,
+  { emailId, rows }: { readonly emailId: string; readonly rows: readonly LateRow[] },
+  { report, rules }: About,
+): Promise<LateResult> {
+  const named = new Map<LateRow, ReportedRecipient[]>();
+  for (const one of report.recipients) {
+    const row = rowNamed(rows, one);
+    if (row !== null) named.set(row, [...(named.get(row) ?? []), one]);
+  }
+  if (named.size === 0) return noteUnnamed(client, { emailId, rows }, { report, rules });
+  if ([...named.keys()].some(({ state }) => state === 'in_flight')) return 'not_now';
+  const results: LateResult[] = [];
+  for (const [row, recipients] of named) {
+    const about = { report: { ...report, recipients }, rules };
+    results.push(await settleOne(client, { row, emailId, isShared: true }, about));
+  }
+  return ORDER.find((result) => results.includes(result)) ?? 'nothing';
+}
+
+const ORDER: readonly LateResult[] = ['not_now', 'settled', 'noted'];
+
+/** By the address that we sent to, where the report has it: behind an alias the final one may be another recipient's. */
+function rowNamed(
+  rows: readonly LateRow[],
+  { address, originalAddress }: ReportedRecipient,
+): LateRow | null {
+  const find = (given: string | null): LateRow | undefined =>
+    given === null
+      ? undefined
+      : rows.find(({ recipient }) => normalizedAddress(recipient) === normalizedAddress(given));
+  return find(originalAddress) ?? find(address) ?? null;
+}
+
+async function noteUnnamed(
+  client: PoolClient,
+  { emailId, rows }: { readonly emailId: string; readonly rows: readonly LateRow[] },
+  { report, rules }: About,
+): Promise<LateResult> {
+  const [row] = rows;
+  if (row === undefined) return 'nothing';
+  const { recipient, tenant_id: tenantId } = row;
+  const verdict = verdictOfReport(report, { recipient, tenantId, rules });
+  if (verdict === null) return 'nothing';
+  const reporter = report.reporter?.slice(0, REPORTER_CHARS_MAX) ?? null;
+  const told =
+    verdict.kind === 'complained'
+      ? { action: 'complained', feedback_type: verdict.feedbackType }
+      : { action: verdict.kind, enhanced: verdict.status, reply: verdict.diagnostic };
+  // Of the email as a whole: the timeline must not say it of a recipient.
+  const recipients = undefined;
+  return note(client, { row, emailId }, { source: report.kind, reporter, ...told, recipients });
 }
 
 /** A return path does not say whose email it is: each tenant is asked by its key, which is a look at an index. */
@@ -83,7 +163,8 @@ async function findTenant(store: Store, emailId: string): Promise<string | null>
 interface At {
   readonly row: LateRow;
   readonly emailId: string;
-  readonly position: number;
+  /** The return path was that of several recipients: each of them could have written what it says of another. */
+  readonly isShared?: boolean;
 }
 
 async function apply(
@@ -111,8 +192,9 @@ async function apply(
       cause: status ?? verdict.cause,
       reply: diagnostic ?? causeTexts[verdict.cause],
     });
-    await tell(client, at, 'bounced', { ...told, cause: verdict.cause });
-    if (verdict.isDead) await suppressRecipient(client, at, 'bounce');
+    const { cause } = verdict;
+    await tell(client, at, 'bounced', { ...told, cause, class: classOf(cause) });
+    if (verdict.isDead && at.isShared !== true) await suppressRecipient(client, at, 'bounce');
     return 'settled';
   }
   if (verdict.kind === 'delayed') return note(client, at, { ...told, action: 'delayed' });
@@ -124,7 +206,7 @@ async function apply(
 
 async function decide(
   client: PoolClient,
-  { row, emailId, position }: At,
+  { row, emailId }: At,
   to:
     | { readonly state: 'delivered' }
     | { readonly state: 'bounced'; readonly cause: string; readonly reply: string },
@@ -135,7 +217,7 @@ async function decide(
     values: [
       row.tenant_id,
       emailId,
-      position,
+      row.position,
       to.state,
       to.state === 'bounced' ? to.cause : null,
       to.state === 'bounced' ? to.reply : null,

@@ -4,10 +4,14 @@
 // in one transaction. The database's clock decides what has expired.
 import type { PoolClient } from 'pg';
 import { sandboxFate } from '../mail/sandbox.ts';
-import { isTriedAgain, SANDBOX_LANE, SINK_LANE, UNKNOWNS_MAX } from '../store/delivery.ts';
+import { isTriedAgain, UNKNOWNS_MAX } from '../store/delivery.ts';
+import { SANDBOX_LANE, SINK_LANE } from '../store/destination.ts';
 import type { Store } from '../store/orm.ts';
 import { suppress } from '../suppressions/suppressions.ts';
 import { recordComplaint } from './complaint.ts';
+import { tellFacts, type Fact } from './facts.ts';
+import { DEFAULT_OUTCOMES, type OutcomePolicy } from './outcome-policy.ts';
+import { admitSuspects, IS_SUSPECT } from './suspect.ts';
 
 export type Verdict = 'delivered' | 'deferred' | 'bounced' | 'failed' | 'unknown';
 
@@ -21,6 +25,10 @@ export interface Evidence {
   readonly port: number | null;
   /** Protocol and cipher, null for plaintext or before TLS. */
   readonly tls: string | null;
+  /** What had to hold for the connection (store/delivery.ts); null before one was tried. */
+  readonly tlsPolicy: string | null;
+  /** The address of this machine that was dialled from, or was to be; null where the system was to choose and there was no connection. */
+  readonly source: string | null;
   readonly code: number | null;
   readonly enhanced: string | null;
   /** The peer's words, or ours where no reply came. */
@@ -37,6 +45,8 @@ export interface Settlement {
   readonly verdict: Verdict;
   /** Deferred and unknown: how long until the next try. */
   readonly delayMs: number;
+  /** The lane was at fault and not this mail: later pauses do not grow by it. */
+  readonly isLaneFault: boolean;
   readonly evidence: Evidence;
 }
 
@@ -48,6 +58,8 @@ export const NO_EVIDENCE: Evidence = {
   address: null,
   port: null,
   tls: null,
+  tlsPolicy: null,
+  source: null,
   code: null,
   enhanced: null,
   reply: null,
@@ -70,47 +82,81 @@ const DEADLOCK = '40P01';
 /** SQLSTATE classes 22 (data) and 23 (constraint). */
 const REFUSED_DATA = /^2[23]/;
 const UNSTORABLE = 'The answer holds something that cannot be stored.';
+/** SQL text: without quotes. */
+const SENT_ONCE = 'It is not sent again: mail of this tenant is sent at most once (at_most_once).';
+const SENT_TWICE = 'It is not sent a third time.';
 const TRIES_MAX = 5;
+
+/** The last try comes this long before the end of the lifetime, or 5 % of what is left where that is less. */
+const LAST_TRY_MS = 60_000;
+const PLANNED = `(now() + r.delay_ms * interval '1 millisecond')`;
+const IS_LATE = `(r.verdict = 'deferred' and ${PLANNED} > d.expires_at)`;
+// A lifetime is used: where at least half of the planned pause is left of it, there is a last try at its end.
+const IS_LAST = `(${IS_LATE} and d.expires_at - now() >= r.delay_ms * 0.5 * interval '1 millisecond')`;
+const IS_EXPIRED = `(${IS_LATE} and not ${IS_LAST})`;
+const IS_WAITING = `(r.verdict in ('deferred', 'unknown') and not ${IS_EXPIRED})`;
 
 const SETTLE = `
   with result as (
     select * from unnest($1::uuid[], $2::uuid[], $3::smallint[], $4::integer[], $5::uuid[], $6::text[],
       $7::bigint[], $8::text[], $9::text[], $10::text[], $11::text[], $12::integer[], $13::text[],
-      $14::smallint[], $15::text[], $16::text[])
+      $14::smallint[], $15::text[], $16::text[], $17::text[], $18::text[], $19::boolean[], $20::boolean[])
     as r (tenant_id, email_id, position, number, epoch, verdict, delay_ms, cause, stage, host, address,
-      port, tls, code, enhanced, reply)
+      port, tls, code, enhanced, reply, tls_policy, source, is_lane_fault, is_once)
   ), settled as (
     update delivery d
-    set state = case
-          when r.verdict = 'deferred' and now() + r.delay_ms * interval '1 millisecond' > d.expires_at
-            then 'bounced'
-          else r.verdict end,
-      due_at = now() + r.delay_ms * interval '1 millisecond',
+    set state = case when ${IS_EXPIRED} then 'bounced' else r.verdict end,
+      due_at = case when ${IS_LAST}
+          then d.expires_at
+            - least(interval '${LAST_TRY_MS} milliseconds', (d.expires_at - now()) * 0.05)
+          else ${PLANNED} end,
       lease_epoch = null,
-      unknowns = d.unknowns + (r.verdict = 'unknown')::int,
+      unknowns = case
+          when r.verdict <> 'unknown' then d.unknowns
+          when r.is_once then ${UNKNOWNS_MAX}
+          else d.unknowns + 1 end,
+      lane_faults = d.lane_faults + r.is_lane_fault::int,
+      interruptions = 0,
+      deferred_at = case when ${IS_WAITING} then coalesce(d.deferred_at, now()) else d.deferred_at end,
+      delay_told_at = case
+          when ${IS_WAITING} and d.deferred_at <= now() - $21::bigint * interval '1 millisecond'
+            then coalesce(d.delay_told_at, now())
+          else d.delay_told_at end,
       last_cause = case
           when r.verdict = 'delivered' then null
-          when r.verdict = 'deferred' and now() + r.delay_ms * interval '1 millisecond' > d.expires_at
-            then 'expired'
+          when ${IS_EXPIRED} then 'expired'
           else coalesce(r.enhanced, r.cause) end,
-      last_reply = case when r.verdict = 'delivered' then null else r.reply end
+      last_reply = case
+          when r.verdict = 'delivered' then null
+          -- The last that a peer said: our own words about a connection explain less.
+          when ${IS_EXPIRED} and r.code is null then coalesce(
+            (select a.reply from attempt a
+             where a.tenant_id = d.tenant_id and a.email_id = d.email_id and a.position = d.position
+               and a.code is not null order by a.number desc limit 1), r.reply)
+          when r.verdict = 'unknown' and r.is_once then concat_ws(' ', r.reply, '${SENT_ONCE}')
+          when r.verdict = 'unknown' and d.unknowns + 1 >= ${UNKNOWNS_MAX}
+            then concat_ws(' ', r.reply, '${SENT_TWICE}')
+          else r.reply end
     from result r
     where d.tenant_id = r.tenant_id and d.email_id = r.email_id and d.position = r.position
       and d.state = 'in_flight' and d.lease_epoch = r.epoch and d.attempts = r.number
     returning d.tenant_id, d.email_id, d.position, d.recipient, d.lane, d.state, d.due_at,
-      d.unknowns, r.cause
+      d.unknowns, d.attempts, d.expires_at, d.last_cause, d.last_reply, r.cause,
+      coalesce(d.delay_told_at = now(), false) as is_delay_told
   ), finished as (
     update attempt a
     set finished_at = now(), outcome = r.verdict, cause = r.cause, stage = r.stage, host = r.host,
       address = r.address, port = r.port, tls = r.tls, code = r.code, enhanced = r.enhanced,
-      reply = r.reply
+      reply = r.reply, tls_policy = r.tls_policy, source = r.source
     from result r
     join settled s on s.tenant_id = r.tenant_id and s.email_id = r.email_id and s.position = r.position
     where a.tenant_id = r.tenant_id and a.email_id = r.email_id and a.position = r.position
       and a.number = r.number
   )
-  select tenant_id, email_id, recipient, cause, lane, state, unknowns,
-    (extract(epoch from due_at) * 1000)::bigint::text as due_ms
+  select tenant_id, email_id, recipient, cause, lane, state, unknowns, attempts, last_cause, last_reply,
+    is_delay_told, (extract(epoch from due_at) * 1000)::bigint::text as due_ms,
+    (extract(epoch from expires_at) * 1000)::bigint::text as expires_ms,
+    (select exists (select 1 from delivery where ${IS_SUSPECT})) as has_suspects
   from settled`;
 
 // Settlements of several recipients of one email meet here; the order of the locks is fixed.
@@ -168,14 +214,18 @@ const SHOW = `
  * Stores the results, all or none. Safe to call again with the same results after an error whose
  * effect is not known: what was settled already is fenced off.
  */
-export async function settle(store: Store, results: readonly Settlement[]): Promise<Settled> {
+export async function settle(
+  store: Store,
+  results: readonly Settlement[],
+  policy: OutcomePolicy = DEFAULT_OUTCOMES,
+): Promise<Settled> {
   if (results.length === 0) return { count: 0, fenced: 0, waiting: [] };
   for (let tries = 1; ; tries++) {
     try {
-      return await store.transact((client) => settleIn(client, results));
+      return await store.transact((client) => settleIn(client, results, policy));
     } catch (error) {
       const code = String((error as { code?: string }).code);
-      if (REFUSED_DATA.test(code)) return settleApart(store, results, error);
+      if (REFUSED_DATA.test(code)) return settleApart(store, results, { error, policy });
       if (code !== DEADLOCK || tries === TRIES_MAX) throw error;
     }
   }
@@ -185,17 +235,17 @@ export async function settle(store: Store, results: readonly Settlement[]): Prom
 async function settleApart(
   store: Store,
   results: readonly Settlement[],
-  error: unknown,
+  { error, policy }: { readonly error: unknown; readonly policy: OutcomePolicy },
 ): Promise<Settled> {
   const [only, ...more] = results;
   if (only === undefined) throw error;
   if (more.length === 0) {
     if (only.evidence.reply === UNSTORABLE) throw error;
     const evidence = { ...NO_EVIDENCE, cause: only.evidence.cause, reply: UNSTORABLE };
-    return settle(store, [{ ...only, evidence }]);
+    return settle(store, [{ ...only, evidence }], policy);
   }
   const settled: Settled[] = [];
-  for (const result of results) settled.push(await settle(store, [result]));
+  for (const result of results) settled.push(await settle(store, [result], policy));
   return {
     count: settled.reduce((sum, { count }) => sum + count, 0),
     fenced: settled.reduce((sum, { fenced }) => sum + fenced, 0),
@@ -203,7 +253,11 @@ async function settleApart(
   };
 }
 
-async function settleIn(client: PoolClient, results: readonly Settlement[]): Promise<Settled> {
+async function settleIn(
+  client: PoolClient,
+  results: readonly Settlement[],
+  policy: OutcomePolicy,
+): Promise<Settled> {
   const of = <T>(pick: (result: Settlement) => T): T[] => results.map(pick);
   const { rows } = await client.query<SettledRow>({
     name: 'settle',
@@ -225,10 +279,22 @@ async function settleIn(client: PoolClient, results: readonly Settlement[]): Pro
       of((r) => r.evidence.code),
       of((r) => r.evidence.enhanced),
       of((r) => r.evidence.reply),
+      of((r) => r.evidence.tlsPolicy),
+      of((r) => r.evidence.source),
+      of((r) => r.isLaneFault),
+      of((r) => policy.unknownOf(r.tenantId) === 'at_most_once'),
+      policy.delayedAfterMs,
     ],
   });
-  await showEmails(client, results);
+  // Not of what was fenced off: somebody else's row is not locked here, so what it shows could be out of date.
+  const changed = new Set(rows.map((row) => row.email_id));
+  await showEmails(
+    client,
+    results.filter(({ emailId }) => changed.has(emailId)),
+  );
+  await tellFacts(client, rows.flatMap(factsOf));
   await followUp(client, rows);
+  if (rows.some((row) => row.has_suspects)) await admitSuspects(client);
   return {
     count: rows.length,
     fenced: results.length - rows.length,
@@ -246,7 +312,32 @@ interface SettledRow {
   readonly lane: string;
   readonly state: string;
   readonly unknowns: number;
+  readonly attempts: number;
+  readonly last_cause: string | null;
+  readonly last_reply: string | null;
+  readonly is_delay_told: boolean;
   readonly due_ms: string;
+  readonly expires_ms: string;
+  /** Of the whole queue, as it was before. */
+  readonly has_suspects: boolean;
+}
+
+/** What the attempt itself does not say: that its recipient is late, or was given up for being late. */
+function factsOf(row: SettledRow): readonly Fact[] {
+  const isExpired = row.state === 'bounced' && row.last_cause === 'expired';
+  if (!isExpired && !row.is_delay_told) return [];
+  const timeOf = (ms: string): string => new Date(Number(ms)).toISOString();
+  const about = {
+    tenantId: row.tenant_id,
+    emailId: row.email_id,
+    recipients: [row.recipient],
+  };
+  const { attempts, cause, last_reply: reply } = row;
+  if (isExpired) return [{ ...about, kind: 'expired', detail: { attempts, cause, reply } }];
+  const next = isTriedAgain(row)
+    ? { next_attempt_at: timeOf(row.due_ms), expires_at: timeOf(row.expires_ms) }
+    : {};
+  return [{ ...about, kind: 'delivery_delayed', detail: { attempts, cause, reply, ...next } }];
 }
 
 /**

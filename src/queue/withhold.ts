@@ -1,11 +1,12 @@
 // Deliveries that are not made because their address has been suppressed since the email was accepted: found
 // when a schedule wakes them, and once more right after they were claimed, which is the last moment before a worker
-// dials. So retries and what waited long behind other mail are covered as well.
+// dials. So retries and what waited long behind other mail are covered as well. What is left and may already have
+// arrived gets a fact that says so.
 import { normalizedAddress } from '../mail/address.ts';
-import { newId } from '../store/id.ts';
 import type { Store } from '../store/orm.ts';
 import type { ClaimedDelivery } from './claim.ts';
 import { SUPPRESSED, type Queryable } from './enqueue.ts';
+import { tellFacts } from './facts.ts';
 import { showEmails } from './settle.ts';
 
 interface Addressed {
@@ -77,19 +78,55 @@ export async function withholdSuppressed(
         ],
       },
     );
-    await client.query({
-      text: `insert into timeline (tenant_id, email_id, id, at, kind, detail)
-        select tenant_id, email_id, id, now(), 'suppressed', detail
-        from unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::jsonb[])
-          as t (tenant_id, email_id, id, detail)`,
-      values: [
-        rows.map((row) => row.tenant_id),
-        rows.map((row) => row.email_id),
-        rows.map(() => newId()),
-        rows.map(({ recipient }) => JSON.stringify({ recipients: [recipient] })),
-      ],
-    });
-    await showEmails(client, withheld);
+    await tellFacts(
+      client,
+      rows.map(({ tenant_id: tenantId, email_id: emailId, recipient }) => ({
+        tenantId,
+        emailId,
+        kind: 'suppressed',
+        recipients: [recipient],
+      })),
+    );
+    const changed = new Set(rows.map((row) => row.email_id));
+    await showEmails(
+      client,
+      withheld.filter(({ emailId }) => changed.has(emailId)),
+    );
   });
   return claimed.filter((delivery) => !isSuppressed(delivery));
+}
+
+/**
+ * Says of attempts that begin after an answer was lost that they may be the second copy. A failure here fails the claim,
+ * and what was claimed is given back: no second copy leaves without its fact. What was given back and claimed again has it.
+ */
+export async function flagSecondCopies(
+  db: Queryable,
+  claimed: readonly ClaimedDelivery[],
+): Promise<void> {
+  const copies = claimed.filter(({ unknowns }) => unknowns > 0);
+  if (copies.length === 0) return;
+  const { rows } = await db.query<{ key: string }>({
+    name: 'flagged-copies',
+    text: `select t.email_id || ' ' || (t.detail ->> 'attempt') || ' ' || (t.detail -> 'recipients' ->> 0) as key
+      from timeline t
+      where (t.tenant_id, t.email_id) in (select * from unnest($1::uuid[], $2::uuid[]))
+        and t.kind = 'possible_duplicate'`,
+    values: [copies.map(({ tenantId }) => tenantId), copies.map(({ emailId }) => emailId)],
+  });
+  const flagged = new Set(rows.map(({ key }) => key));
+  await tellFacts(
+    db,
+    copies
+      .filter(
+        ({ emailId, attempt, recipient }) => !flagged.has(`${emailId} ${attempt} ${recipient}`),
+      )
+      .map(({ tenantId, emailId, recipient, attempt }) => ({
+        tenantId,
+        emailId,
+        kind: 'possible_duplicate',
+        recipients: [recipient],
+        detail: { attempt },
+      })),
+  );
 }

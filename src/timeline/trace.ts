@@ -1,12 +1,19 @@
 // Reads everything that is known about one email, in order of time: the facts of its timeline and each
-// attempt with what the peer said, for every recipient. And answers "why has it not arrived yet?"
-// with one code, one sentence and the time of the next try.
+// attempt with what the peer said, for every recipient. Why it has not arrived yet, waiting.ts says.
 import { IsolationLevel } from '@mikro-orm/core';
 import type { SqlEntityManager } from '@mikro-orm/postgresql';
+import { causes, classOf } from '../mail/outcome.ts';
 import type { Store } from '../store/orm.ts';
 import { Attempt, Delivery, isTriedAgain, type DeliveryState } from '../store/delivery.ts';
 import { Email } from '../store/email.ts';
 import { TimelineEntry } from '../store/timeline-entry.ts';
+import {
+  explain,
+  findObstacles,
+  type DeliveryFacts,
+  type FetchFacts,
+  type Waiting,
+} from './waiting.ts';
 
 /** One fact. */
 export interface TraceEvent {
@@ -29,16 +36,6 @@ export interface TraceRecipient {
   last_reply: string | null;
 }
 
-export interface Waiting {
-  /** `scheduled`, `preparing`, `queued`, `in_flight`, `deferred` or `unknown`. */
-  code: string;
-  /** One sentence that says why it is not delivered yet. */
-  reason: string;
-  /** Null when it is tried as soon as a worker is free, or under way. */
-  next_attempt_at: Date | null;
-  recipients: string[];
-}
-
 export interface Trace {
   events: TraceEvent[];
   recipients: TraceRecipient[];
@@ -50,42 +47,42 @@ export interface Trace {
 const EVENTS_MAX = 10_000;
 
 /** The whole story of the tenant's email, or null when the tenant has no such email. */
-export async function readTrace(store: Store, tenantId: string, id: string): Promise<Trace | null> {
+export async function readTrace(
+  store: Store,
+  tenantId: string,
+  id: string,
+  /** Who asks; the operator also learns what other tenants' mail met on the way. */
+  reader: { readonly isOperator: boolean } = { isOperator: false },
+): Promise<Trace | null> {
   // One snapshot: an attempt that ends between two reads must not be half of the story.
   const rows = await store.em().transactional(
     async (em) => {
       if ((await em.count(Email, { tenantId, id })) === 0) return null;
       const ofEmail = { tenantId, emailId: id };
+      const deliveries = await em.find(Delivery, ofEmail, { orderBy: { position: 'asc' } });
       return {
+        deliveries,
         entries: await em.find(TimelineEntry, ofEmail, { limit: EVENTS_MAX }),
-        deliveries: await em.find(Delivery, ofEmail, { orderBy: { position: 'asc' } }),
         attempts: await em.find(Attempt, ofEmail, { limit: EVENTS_MAX }),
         fetch: await findFetch(em, ofEmail),
+        obstacles: await findObstacles(em, tenantId, deliveries),
       };
     },
     { isolationLevel: IsolationLevel.REPEATABLE_READ, readOnly: true },
   );
   if (rows === null) return null;
-  const { entries, deliveries, attempts, fetch } = rows;
+  const { entries, deliveries, attempts } = rows;
   const recipientAt = new Map(deliveries.map(({ position, recipient }) => [position, recipient]));
   const events = [
     ...entries.flatMap(eventsOfEntry),
     ...attempts.flatMap((row) => eventsOf(row, recipientAt.get(row.position) ?? null)),
   ];
-  events.sort((a, b) => a.at.getTime() - b.at.getTime());
+  events.sort((a, b) => a.at.getTime() - b.at.getTime() || rankOf(a) - rankOf(b));
   return {
     events,
     recipients: deliveries.map(presentRecipient),
-    waiting: explain(deliveries, fetch),
+    waiting: explain({ ...rows, isOperator: reader.isOperator }),
   };
-}
-
-/** What the fetcher of its attachments has to do and has met. */
-interface FetchFacts {
-  readonly dueAt: Date;
-  readonly attempts: number;
-  readonly isUnderWay: boolean;
-  readonly lastError: string | null;
 }
 
 async function findFetch(
@@ -108,6 +105,10 @@ async function findFetch(
     lastError: row.last_error,
   };
 }
+
+/** What follows from the end of an attempt is stored with it, and told after it. */
+const rankOf = ({ type }: TraceEvent): number =>
+  type === 'expired' || type === 'delivery_delayed' ? 1 : 0;
 
 /** A fact about several recipients is one event for each. */
 function eventsOfEntry(
@@ -137,6 +138,8 @@ type AttemptFacts = Pick<
   | 'address'
   | 'port'
   | 'tls'
+  | 'tlsPolicy'
+  | 'source'
   | 'code'
   | 'enhanced'
   | 'reply'
@@ -152,7 +155,14 @@ function eventsOf(row: AttemptFacts, recipient: string | null): TraceEvent[] {
   const { finishedAt, outcome } = row;
   if (!finishedAt || !outcome) return [started];
   const { number: attempt, stage, host, address, port, tls, code, enhanced, reply, cause } = row;
-  const detail = { attempt, stage, host, address, port, tls, code, enhanced, reply, cause };
+  const about = outcome === 'bounced' ? causes.find((one) => one === cause) : undefined;
+  const transport = { attempt, stage, host, address, port, tls, code, enhanced, reply, cause };
+  const detail = {
+    ...transport,
+    tls_policy: row.tlsPolicy,
+    source: row.source,
+    class: about === undefined ? null : classOf(about),
+  };
   return [
     started,
     {
@@ -166,11 +176,6 @@ function eventsOf(row: AttemptFacts, recipient: string | null): TraceEvent[] {
   ];
 }
 
-type DeliveryFacts = Pick<
-  InstanceType<typeof Delivery.class>,
-  'recipient' | 'state' | 'attempts' | 'dueAt' | 'unknowns' | 'lastCause' | 'lastReply'
->;
-
 function presentRecipient(row: DeliveryFacts): TraceRecipient {
   return {
     recipient: row.recipient,
@@ -180,62 +185,4 @@ function presentRecipient(row: DeliveryFacts): TraceRecipient {
     last_code: row.lastCause ?? null,
     last_reply: row.lastReply ?? null,
   };
-}
-
-const OPEN: ReadonlySet<DeliveryState> = new Set(['scheduled', 'preparing', 'ready', 'in_flight']);
-
-/** The recipient that waits longest decides what is said; the list names all that wait. */
-function explain(deliveries: readonly DeliveryFacts[], fetch: FetchFacts | null): Waiting | null {
-  const open = deliveries.filter((row) => OPEN.has(row.state) || isTriedAgain(row));
-  const [first] = open.toSorted((a, b) => b.dueAt.getTime() - a.dueAt.getTime());
-  if (first === undefined) return null;
-  const recipients = open.map(({ recipient }) => recipient);
-  const about = (code: string, reason: string, next: Date | null = null): Waiting => ({
-    code,
-    reason,
-    next_attempt_at: next,
-    recipients,
-  });
-  switch (first.state) {
-    case 'scheduled':
-      return about(
-        'scheduled',
-        `It is scheduled for ${first.dueAt.toISOString()}; until then it can be moved or canceled.`,
-        first.dueAt,
-      );
-    case 'preparing': {
-      const { reason, next } = explainFetch(fetch);
-      return about('preparing', reason, next);
-    }
-    case 'ready':
-      return about('queued', 'It is due and waits for a free delivery worker.');
-    case 'in_flight':
-      return about('in_flight', `Attempt ${first.attempts} to ${first.recipient} is under way.`);
-    case 'unknown':
-      return about(
-        'unknown',
-        `The connection was lost after the message for ${first.recipient} was complete, so it may have arrived; it is tried once more.`,
-        first.dueAt,
-      );
-    default:
-      return about(
-        'deferred',
-        `Attempt ${first.attempts} to ${first.recipient} was put off: ${first.lastReply ?? first.lastCause ?? 'no answer'}`,
-        first.dueAt,
-      );
-  }
-}
-
-function explainFetch(fetch: FetchFacts | null): { reason: string; next: Date | null } {
-  const last = fetch?.lastError ?? null;
-  if (fetch === null || (last === null && fetch.attempts === 0)) {
-    return { reason: 'Its attachments are about to be fetched.', next: null };
-  }
-  const said = last === null ? '' : ` The try before failed: ${last}`;
-  return fetch.isUnderWay
-    ? { reason: `Its attachments are being fetched (try ${fetch.attempts}).${said}`, next: null }
-    : {
-        reason: `Its attachments could not be fetched yet: ${last ?? 'the try did not end'}`,
-        next: fetch.dueAt,
-      };
 }

@@ -87,4 +87,33 @@ test('an alarm for what is due already rings, also when an earlier one of its ti
   await clock.stop();
 });
 
+test('a store that is away at the start ends nothing, and is used when it is there', async ({
+  q,
+}) => {
+  const nowhere = new URL(q.url);
+  const name = `later_${process.pid}`;
+  nowhere.pathname = `/${name}`;
+  let runs = 0;
+  const clock = createClock({
+    databaseUrl: nowhere.href,
+    mongodbUrl: null,
+    log: silent,
+    onAlarm: async () => undefined,
+    recurring: [{ name: 'often', everyMs: 60_000, run: async () => void (runs += 1) }],
+  });
+  await clock.ensure();
+  await clock.ensure();
+  // A rejection that nobody handles would have ended this process by now.
+  await new Promise((resolve) => setTimeout(resolve, 100));
+  assert.is(runs, 0);
+  await q.store.pool.query(`create database ${name}`);
+  await clock.ensure();
+  await until(
+    () => Promise.resolve(runs),
+    (count) => count === 1,
+  );
+  await clock.stop();
+  await q.store.pool.query(`drop database ${name} with (force)`);
+});
+
 test.run();

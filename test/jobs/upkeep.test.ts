@@ -11,9 +11,12 @@ import { suite } from 'uvu';
 import * as assert from 'uvu/assert';
 import { openJournal } from '../../src/delivery/journal.ts';
 import { startUpkeep, type Upkeep } from '../../src/jobs/upkeep.ts';
+import type { NewEmail } from '../../src/queue/enqueue.ts';
 import { recover } from '../../src/queue/lease.ts';
+import { DEFAULT_OUTCOMES } from '../../src/queue/outcome-policy.ts';
 import { SCHEDULE_LANE } from '../../src/queue/schedule.ts';
 import { settle } from '../../src/queue/settle.ts';
+import { wake } from '../../src/queue/wake.ts';
 import { processStartTime } from '../../src/store/process.ts';
 import { until } from '../support/app.ts';
 import { openQueue, result, silent, type Bench } from '../support/queue.ts';
@@ -48,9 +51,12 @@ for (const backend of ['Postgres', 'MongoDB'] as const) {
       databaseUrl: context.q.url,
       mongodbUrl,
       journalFolder: context.folder,
+      outcomes: () => DEFAULT_OUTCOMES,
       onReady: () => undefined,
       pruneSink: () => Promise.resolve(),
       recheckDomains: () => Promise.resolve(),
+      sendTlsReports: () => Promise.resolve(),
+      refreshStsPolicies: () => Promise.resolve(),
       collectBlobs: () => Promise.resolve(),
       sweepMs: about.sweepMs,
       watchMs: 500,
@@ -66,9 +72,14 @@ for (const backend of ['Postgres', 'MongoDB'] as const) {
     }
   };
   /** Deferred, due after `delayMs`; the alarms are set as the settlement asks. */
-  const defer = async ({ q, upkeep }: Context, count: number, delayMs: number): Promise<void> => {
+  const defer = async (
+    { q, upkeep }: Context,
+    count: number,
+    delayMs: number,
+    deliveries?: NewEmail['deliveries'],
+  ): Promise<void> => {
     const epoch = await q.run();
-    await q.enqueue(count);
+    await q.enqueue(count, deliveries === undefined ? {} : { deliveries });
     const claimed = await q.claim(epoch, count);
     const { waiting } = await settle(
       q.store,
@@ -145,12 +156,18 @@ for (const backend of ['Postgres', 'MongoDB'] as const) {
   );
 
   run(
-    'the store wiped in mid-run: the sweep wakes what is due and starts the clock again',
+    'the store wiped in mid-run: the sweep wakes what is due, of every destination, and starts the clock again',
     async (context) => {
       await start(context, { sweepMs: 300 });
-      await defer(context, 5, 1_500);
+      const lanes = ['sink', 'smarthost', 'mx:a.test', 'mx:b.test', 'mx:b.test@bulk'];
+      for (const lane of lanes) {
+        await defer(context, 2, 1_500, [{ recipient: 'x@b.test', lane }]);
+      }
+      const scheduledAt = new Date(Date.now() + 1_500);
+      await context.q.enqueue(3, { scheduledAt });
+      context.upkeep?.alarm(SCHEDULE_LANE, scheduledAt);
       await wipe(context);
-      await until(() => context.q.states(), allReady(5));
+      await until(() => context.q.states(), allReady(2 * lanes.length + 3));
       // And the clock itself is back: its recurring jobs exist again.
       if (mongodbUrl === null) {
         await until(
@@ -219,7 +236,8 @@ for (const backend of ['Postgres', 'MongoDB'] as const) {
     const { q } = context;
     await q.enqueue(1);
     for (let death = 1; death <= 5; death++) {
-      await q.store.pool.query("update delivery set due_at = now() where state = 'ready'");
+      await q.store.pool.query('update delivery set due_at = now()');
+      await wake(q.store.pool, null); // from the third on it waits apart
       const epoch = await q.run();
       assert.is((await q.claim(epoch, 1)).length, 1, `attempt ${death}`);
       await recover(q.store, epoch, () => ({ phase: 'before_dot' }));

@@ -3,6 +3,7 @@
 import { suite } from 'uvu';
 import * as assert from 'uvu/assert';
 import type { Report } from '../../src/mail/report.ts';
+import { WHOLE_EMAIL } from '../../src/mail/return-path.ts';
 import { settleReport, type LateResult } from '../../src/queue/late.ts';
 import { settle } from '../../src/queue/settle.ts';
 import { findEmail } from '../../src/sending/read.ts';
@@ -24,6 +25,7 @@ test.after(({ q }) => q.stop());
 const report = (about: {
   action?: 'failed' | 'delayed' | 'delivered';
   address?: string | null;
+  originalAddress?: string;
   status?: string | null;
   diagnostic?: string | null;
 }): Report => ({
@@ -37,6 +39,7 @@ const report = (about: {
       action: 'failed',
       status: '5.1.1',
       diagnostic: '550 5.1.1 No such user',
+      stage: null,
       ...about,
     },
   ],
@@ -278,6 +281,96 @@ test('bounces of long ago are forgotten; complaints, and what somebody wrote, ar
     await suppressedAmong(pool, q.tenantId, [old, young, complained]),
     new Set([young, complained]),
   );
+});
+
+/** An email to three, of which these have been delivered; the others are still on their way. */
+async function emailToThree(
+  q: Bench,
+  state = 'delivered',
+): Promise<{ id: string; addresses: readonly string[] }> {
+  const addresses = ['a', 'b', 'c'].map((name) => `${name}${newId()}@recipient.test`);
+  const [id] = await q.enqueue(1, {
+    deliveries: addresses.map((recipient) => ({ recipient, lane: 'mx:recipient.test' })),
+  });
+  await q.store.pool.query('update delivery set state = $2, attempts = 1 where email_id = $1', [
+    id,
+    state,
+  ]);
+  return { id: id!, addresses };
+}
+
+test('of a return path that several share, the report counts for whom it names', async ({ q }) => {
+  const { id, addresses } = await emailToThree(q);
+  const about = report({ address: addresses[1]!.toUpperCase() });
+  assert.is(await come(q, id, about, WHOLE_EMAIL), 'settled');
+  assert.equal((await see(q, id)).states, ['delivered', 'bounced', 'delivered']);
+  assert.is(await come(q, id, about, WHOLE_EMAIL), 'nothing', 'it came again');
+  // Any of the three could have written it of another.
+  assert.is((await suppressedAmong(q.store.pool, q.tenantId, addresses)).size, 0);
+});
+
+test('the address that we sent to goes before the one behind it', async ({ q }) => {
+  const { id, addresses } = await emailToThree(q);
+  const about = report({ address: addresses[2]!, originalAddress: addresses[0]! });
+  assert.is(await come(q, id, about, WHOLE_EMAIL), 'settled');
+  assert.equal((await see(q, id)).states, ['bounced', 'delivered', 'delivered']);
+});
+
+test('one report about two of three', async ({ q }) => {
+  const { id, addresses } = await emailToThree(q);
+  const [first] = report({ address: addresses[0]! }).recipients;
+  const [second] = report({ address: addresses[2]!, action: 'delayed' }).recipients;
+  const both = { ...report({}), recipients: [first!, second!] };
+  assert.is(await come(q, id, both, WHOLE_EMAIL), 'settled');
+  const { states, told } = await see(q, id);
+  assert.equal(states, ['bounced', 'delivered', 'delivered']);
+  assert.equal(told, ['bounced', 'reported']);
+});
+
+test('a report that names none of those who share the return path changes nothing', async ({
+  q,
+}) => {
+  const { id, addresses } = await emailToThree(q);
+  for (const address of [null, 'stranger@elsewhere.test']) {
+    assert.is(await come(q, id, report({ address }), WHOLE_EMAIL), 'noted');
+  }
+  assert.is(await come(q, id, complaint, WHOLE_EMAIL), 'noted');
+  const { states, told } = await see(q, id);
+  assert.equal(states, ['delivered', 'delivered', 'delivered']);
+  assert.equal(told, ['reported', 'reported', 'reported']);
+  assert.is((await suppressedAmong(q.store.pool, q.tenantId, addresses)).size, 0);
+  const trace = await readTrace(q.store, q.tenantId, id);
+  const noted = trace!.events.filter(({ type }) => type === 'reported');
+  assert.equal(
+    noted.map(({ recipient }) => recipient ?? null),
+    [null, null, null],
+    'told of the email, of no recipient',
+  );
+});
+
+test('of a return path that several share, nobody speaks for who goes elsewhere alone', async ({
+  q,
+}) => {
+  const lanes = ['mx:recipient.test', 'mx:recipient.test', 'mx:other.test'];
+  const deliveries = lanes.map((lane) => ({ recipient: `${newId()}@${lane.slice(3)}`, lane }));
+  const [id] = await q.enqueue(1, { deliveries });
+  await q.store.pool.query(
+    "update delivery set state = 'delivered', attempts = 1 where email_id = $1",
+    [id],
+  );
+  const address = deliveries[2]!.recipient;
+  assert.is(await come(q, id!, report({ address }), WHOLE_EMAIL), 'noted');
+  assert.equal((await see(q, id!)).states, ['delivered', 'delivered', 'delivered']);
+  assert.is((await suppressedAmong(q.store.pool, q.tenantId, [address])).size, 0);
+  assert.is(await come(q, id!, report({ address }), 2), 'settled', 'its own return path does');
+});
+
+test('of a return path that several share: not now while one of the named is under way', async ({
+  q,
+}) => {
+  const { id, addresses } = await emailToThree(q, 'in_flight');
+  assert.is(await come(q, id, report({ address: addresses[0]! }), WHOLE_EMAIL), 'not_now');
+  assert.equal((await see(q, id)).states, ['in_flight', 'in_flight', 'in_flight']);
 });
 
 test.run();
