@@ -12,19 +12,26 @@ import {
   composeFetcher,
   describeDelivery,
   loadBounceRules,
+  openDeliveryPolicy,
+  outcomesOf,
   type RunningWorker,
 } from './compose-delivery.ts';
 import { composeDomains } from './compose-domains.ts';
 import { composeMx } from './compose-mx.ts';
+import { composeTlsReporter } from './compose-reports.ts';
 import { composeCertificate, composeSubmission } from './compose-submission.ts';
+import { composeStsRefresh } from './compose-tls.ts';
 import { composeVerbs, HOME_DOMAIN } from './compose-verbs.ts';
 import type { Config } from './config.ts';
 import { keepPostgres, openWhenReady } from './database.ts';
+import type { HomeListener } from './delivery/next-hop.ts';
 import { createDomain, generateDkimKeys } from './domains/create.ts';
 import { createApp } from './http/app.ts';
 import { openFrontDoor } from './http/front-door.ts';
 import { recoverLocalRuns, recoverProcess, startUpkeep, type Upkeep } from './jobs/upkeep.ts';
 import type { Logger } from './log.ts';
+import { readBlockedEgresses } from './queue/egress-state.ts';
+import type { OutcomePolicy } from './queue/outcome-policy.ts';
 import type { Waiting } from './queue/settle.ts';
 import { createSinkStore, pruneSink } from './receiving/sink-messages.ts';
 import { collectBlobs } from './sending/collect-blobs.ts';
@@ -138,8 +145,12 @@ async function start(d: {
   const folders = {
     journalFolder: join(dataDir.path, 'journal'),
     blobFolder: join(dataDir.path, 'blobs'),
+    configFolder: join(dataDir.path, 'config'),
   };
   for (const folder of Object.values(folders)) mkdirSync(folder, { recursive: true, mode: 0o700 });
+  const policy = openDeliveryPolicy(folders.configFolder, log);
+  warnOfUnusedSmarthost(config, { spills: policy.current().spill.smarthost, log });
+  closers.add(async () => policy.stop());
 
   signal.throwIfAborted();
   let { databaseUrl } = config;
@@ -170,7 +181,8 @@ async function start(d: {
   });
   if (firstKey?.isNew === true) hooks.onFirstKey?.(firstKey.token);
   signal.throwIfAborted();
-  await recoverLocalRuns({ store, log, journalFolder: folders.journalFolder });
+  const outcomes = (): OutcomePolicy => outcomesOf(policy.current());
+  await recoverLocalRuns({ store, log, journalFolder: folders.journalFolder, outcomes });
 
   const domains = composeDomains({ config, store, sealingKey, firstTenantId });
   closers.add(() => Promise.resolve(domains.close()));
@@ -188,24 +200,34 @@ async function start(d: {
     : null;
   if (sink !== null) closers.add(() => sink.stop());
 
-  const late: { upkeep: Upkeep | null; nudge: () => void } = {
+  const late: {
+    upkeep: Upkeep | null;
+    nudge: () => void;
+    sendTlsReports: () => Promise<void>;
+  } = {
     upkeep: null,
     nudge: () => undefined,
+    sendTlsReports: () => Promise.resolve(),
   };
   const nudge = (): void => late.nudge();
   const onWaiting = (waiting: readonly Waiting[]): void => {
     for (const { lane, dueAt } of waiting) late.upkeep?.alarm(lane, dueAt);
   };
   if (config.roles.has('jobs')) {
+    const stsRefresh = composeStsRefresh(config, { store, log });
+    closers.add(async () => stsRefresh.close());
     const upkeep = await startUpkeep({
       store,
       log,
       databaseUrl,
       mongodbUrl: config.mongodbUrl,
       journalFolder: folders.journalFolder,
+      outcomes,
       onReady: nudge,
       pruneSink: () => pruneSink(store),
       recheckDomains: domains.recheck,
+      sendTlsReports: () => late.sendTlsReports(),
+      refreshStsPolicies: stsRefresh.run,
       async collectBlobs() {
         const removed = await collectBlobs(store, openDiskBlobs(folders.blobFolder), new Date());
         if (removed > 0) log.info({ blobs: removed }, 'removed stored bytes that no row names');
@@ -216,6 +238,18 @@ async function start(d: {
   }
 
   signal.throwIfAborted();
+  const certificate = await composeCertificate(config, { dataDir: dataDir.path, log });
+  closers.add(async () => certificate.stop());
+  // Before the workers and after them: what they send to this machine itself arrives here.
+  const mx = await composeMx(config, {
+    store,
+    log,
+    blobFolder: folders.blobFolder,
+    secret,
+    bounceRules,
+    certificate,
+  });
+  closers.add(async () => mx.listener?.stop());
   let isDelivering = (): boolean => true;
   if (config.roles.has('delivery')) {
     const setup = {
@@ -224,9 +258,14 @@ async function start(d: {
       databaseUrl,
       secret,
       sinkPort: sink?.port ?? null,
+      home: homeOf(config, mx.listener),
     };
     if (config.workers === 0) {
-      const worker: RunningWorker = await composeDelivery(setup, { log, onWaiting });
+      const worker: RunningWorker = await composeDelivery(setup, {
+        log,
+        onWaiting,
+        onLost: () => onFatal('what this process was delivering has been given to another one'),
+      });
       late.nudge = () => worker.nudge();
       // Together: neither needs the other, and no one may come in while mail goes out.
       closers.add(async () => void (await Promise.all([closeDoor(), worker.stop()])));
@@ -236,7 +275,8 @@ async function start(d: {
         setup,
         log,
         onWaiting,
-        onLost: (pid) => recoverProcess({ store, log, journalFolder: folders.journalFolder }, pid),
+        onLost: (pid) =>
+          recoverProcess({ store, log, journalFolder: folders.journalFolder, outcomes }, pid),
       });
       late.nudge = () => workers.nudge();
       isDelivering = workers.isReady;
@@ -265,6 +305,7 @@ async function start(d: {
     log,
     store,
     blobFolder: folders.blobFolder,
+    policy: policy.current,
     secret,
     sealingKey,
     firstTenantId,
@@ -274,8 +315,11 @@ async function start(d: {
     onWaiting,
     hasSink,
   });
-  const certificate = await composeCertificate(config, { dataDir: dataDir.path, log });
-  closers.add(async () => certificate.stop());
+  const reporter = config.roles.has('jobs')
+    ? composeTlsReporter(config, { store, log, firstTenantId, verbs })
+    : null;
+  if (reporter !== null) late.sendTlsReports = () => reporter.run();
+  closers.add(async () => reporter?.stop());
   const submission = await composeSubmission(config, {
     authenticate,
     limiter,
@@ -285,15 +329,6 @@ async function start(d: {
     certificate,
   });
   closers.add(async () => submission.listener?.stop());
-  const mx = await composeMx(config, {
-    store,
-    log,
-    blobFolder: folders.blobFolder,
-    secret,
-    bounceRules,
-    certificate,
-  });
-  closers.add(async () => mx.listener?.stop());
   if (door !== null) {
     const closed = [submission.missing, mx.missing].filter((missing) => missing !== null);
     const answer = createApp({
@@ -304,6 +339,7 @@ async function start(d: {
       limiter,
       requestLog,
       missing: async () => [...closed, ...(await findMissing(store, isDelivering))],
+      degraded: () => findDegraded(store),
     });
     door.open(answer);
   }
@@ -318,6 +354,11 @@ async function start(d: {
     databaseUrl,
     stop: () => closers.run(log),
   };
+}
+
+function homeOf({ roles }: Config, listener: { readonly port: number } | null): HomeListener {
+  if (listener !== null) return { kind: 'here', port: listener.port };
+  return { kind: roles.has('mx') ? 'closed' : 'elsewhere' };
 }
 
 async function untilAborted(signal: AbortSignal): Promise<void> {
@@ -364,6 +405,34 @@ async function ensureHomeDomain(store: Store, tenantId: string, sealingKey: Buff
       { sealingKey, keys },
     ),
   );
+}
+
+function warnOfUnusedSmarthost(
+  config: Config,
+  { spills, log }: { readonly spills: boolean; readonly log: Logger },
+): void {
+  if (config.delivery !== 'direct' || config.smarthostUrl === null || spills) return;
+  log.warn(
+    'MAILSTEAD_SMARTHOST_URL is set and not used: with MAILSTEAD_DELIVERY=direct it takes mail only while port 25 is ' +
+      'blocked, and only with "spill": { "smarthost": true } in config/delivery.json of the data folder',
+  );
+}
+
+/** Mail is accepted all the same; it waits. Anybody may ask for health, so whose hosts were tried is not said. */
+async function findDegraded(store: Store): Promise<readonly { what: string; why: string }[]> {
+  const blocked = await withinReadyTime(readBlockedEgresses(store.pool)).catch(() => []);
+  return blocked.map(({ since }) => ({
+    what: 'port 25',
+    why: `No connection to port 25 of a mail host succeeds since ${since.toISOString()}; the log says what to do.`,
+  }));
+}
+
+/** Rejects when it takes too long for an answer about health. */
+async function withinReadyTime<T>(work: Promise<T>): Promise<T> {
+  const late = new Promise<never>((_, reject) => {
+    setTimeout(() => reject(new Error('no answer')), READY_TIMEOUT_MS).unref();
+  });
+  return Promise.race([work, late]);
 }
 
 async function findMissing(

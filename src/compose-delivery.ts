@@ -1,10 +1,14 @@
 // Builds a delivery worker from plain values: part of the composition root, shared by the main process
 // (MAILSTEAD_WORKERS=0) and the worker processes, which get the values over IPC.
 import { readFileSync } from 'node:fs';
-import { networkInterfaces } from 'node:os';
+import { composeTlsPolicies } from './compose-tls.ts';
 import type { Config } from './config.ts';
-import type { Smarthost } from './delivery/next-hop.ts';
+import { readDeliveryPolicy, type DeliveryPolicy } from './delivery/egress.ts';
+import type { HomeListener, Smarthost } from './delivery/next-hop.ts';
+import { readProviders } from './delivery/providers.ts';
+import { watchPort25 } from './delivery/port25-watch.ts';
 import { createSigning } from './delivery/signing.ts';
+import { createTlsResults } from './delivery/tls-results.ts';
 import { startWorker } from './delivery/worker.ts';
 import { createAddressGuard } from './dns/address-guard.ts';
 import { createMxFinder } from './dns/mx.ts';
@@ -12,6 +16,9 @@ import { createResolver } from './dns/resolver.ts';
 import { createDomainLookup } from './domains/lookup.ts';
 import type { Logger } from './log.ts';
 import { readBounceRules, type BounceRule } from './mail/bounce-rules.ts';
+import { openOperatorFile, type OperatorFile } from './operator-files.ts';
+import { ownAddresses } from './own-addresses.ts';
+import type { OutcomePolicy } from './queue/outcome-policy.ts';
 import type { Waiting } from './queue/settle.ts';
 import { startFetcher, type Fetcher, type FetcherOptions } from './sending/fetcher.ts';
 import { openDiskBlobs } from './store/blob.ts';
@@ -24,8 +31,11 @@ export interface DeliverySetup {
   readonly databaseUrl: string;
   readonly secret: string;
   readonly sinkPort: number | null;
+  readonly home: HomeListener;
   readonly journalFolder: string;
   readonly blobFolder: string;
+  /** Where an operator's own files lie (operator-files.ts). */
+  readonly configFolder: string;
   readonly hostname: string;
   readonly smarthost: Smarthost | null;
   readonly dnsServers: readonly string[] | null;
@@ -34,6 +44,8 @@ export interface DeliverySetup {
   readonly retryScheduleMs: readonly number[];
   readonly logLevel: string;
   readonly mode: 'development' | 'production';
+  /** Processes that share the limits of mail providers. */
+  readonly workers: number;
 }
 
 const CONNECTIONS_MAX = 6;
@@ -45,7 +57,10 @@ const SUBMISSIONS_PORT = 465;
 /** What the settings say about delivery. */
 export function describeDelivery(
   config: Config,
-): Omit<DeliverySetup, 'databaseUrl' | 'secret' | 'sinkPort' | 'journalFolder' | 'blobFolder'> {
+): Omit<
+  DeliverySetup,
+  'databaseUrl' | 'secret' | 'sinkPort' | 'home' | 'journalFolder' | 'blobFolder' | 'configFolder'
+> {
   return {
     hostname: config.hostname,
     smarthost: config.smarthostUrl === null ? null : readSmarthost(config.smarthostUrl),
@@ -55,6 +70,7 @@ export function describeDelivery(
     retryScheduleMs: config.retryScheduleMs,
     logLevel: config.logLevel,
     mode: config.mode,
+    workers: Math.max(1, config.workers),
   };
 }
 
@@ -70,6 +86,16 @@ function readSmarthost(url: URL): Smarthost {
         : { user: decodeURIComponent(url.username), pass: decodeURIComponent(url.password) },
   };
 }
+
+/** What the policy says, in the words of the queue. */
+export const outcomesOf = ({ delayedAfterMs, unknown }: DeliveryPolicy): OutcomePolicy => ({
+  delayedAfterMs,
+  unknownOf: (tenantId) => unknown.tenants[tenantId] ?? unknown.default,
+});
+
+/** config/delivery.json, or the operator's own. Throws an Error that says what is wrong with it. */
+export const openDeliveryPolicy = (folder: string, log: Logger): OperatorFile<DeliveryPolicy> =>
+  openOperatorFile('delivery', { folder, read: readDeliveryPolicy, log });
 
 const BOUNCE_RULES = new URL('../config/bounces.json', import.meta.url);
 
@@ -93,10 +119,6 @@ export async function composeFetcher(
   setup: Pick<DeliverySetup, 'dnsServers' | 'privateHosts' | 'blobFolder'>,
   d: Pick<FetcherOptions, 'store' | 'log' | 'spoolFolder' | 'onReady'>,
 ): Promise<Fetcher> {
-  const ownAddresses = (): readonly string[] =>
-    Object.values(networkInterfaces()).flatMap((list) =>
-      (list ?? []).map(({ address }) => address),
-    );
   const resolver = createResolver({ servers: setup.dnsServers });
   const fetcher = await startFetcher({
     ...d,
@@ -115,8 +137,19 @@ export async function composeFetcher(
 
 export async function composeDelivery(
   setup: DeliverySetup,
-  d: { readonly log: Logger; readonly onWaiting: (waiting: readonly Waiting[]) => void },
+  d: {
+    readonly log: Logger;
+    readonly onWaiting: (waiting: readonly Waiting[]) => void;
+    /** What this process held was given to others: it must end at once. */
+    readonly onLost: () => void;
+  },
 ): Promise<RunningWorker> {
+  const policy = openDeliveryPolicy(setup.configFolder, d.log);
+  const providers = openOperatorFile('providers', {
+    folder: setup.configFolder,
+    read: readProviders,
+    log: d.log,
+  });
   const store = await openStore({
     url: setup.databaseUrl,
     log: d.log,
@@ -124,9 +157,21 @@ export async function composeDelivery(
     migrate: false,
   });
   const resolver = createResolver({ servers: setup.dnsServers });
-  const guard = createAddressGuard({ allow: setup.privateHosts });
+  const guard = createAddressGuard({ allow: setup.privateHosts, ownAddresses });
   const domains = createDomainLookup(store.pool, deriveKey(setup.secret, 'dkim keys at rest'));
   const signing = createSigning();
+  const tlsResults = createTlsResults({ pool: store.pool, log: d.log, now: () => new Date() });
+  let nudge = (): void => undefined;
+  const watch = watchPort25({
+    store,
+    log: d.log,
+    policy: policy.current,
+    resolver,
+    guard,
+    port: setup.mxPort,
+    maySpill: () => setup.smarthost !== null && policy.current().spill.smarthost,
+    onChange: () => nudge(),
+  });
   const worker = await startWorker({
     store,
     log: d.log,
@@ -134,6 +179,11 @@ export async function composeDelivery(
     processStartTime: processStartTime(process.pid),
     retryScheduleMs: setup.retryScheduleMs,
     random: Math.random,
+    providers: providers.current,
+    workers: setup.workers,
+    watch,
+    outcomes: () => outcomesOf(policy.current()),
+    onLost: d.onLost,
     onWaiting: d.onWaiting,
     attempts: {
       blobs: openDiskBlobs(setup.blobFolder),
@@ -145,24 +195,50 @@ export async function composeDelivery(
           : signing.signPieces({ pieces: message, keys, signedAt }),
       checkPeer: guard.check,
       bounceRules: loadBounceRules(),
+      log: d.log,
+      noteTls: tlsResults.note,
       returnPath: {
         key: returnPathKeys(setup.secret)[RETURN_PATH_KEY_ID]!,
         keyId: RETURN_PATH_KEY_ID,
         hostname: setup.hostname,
       },
-      nextHops: {
-        helloName: setup.hostname,
-        sinkPort: setup.sinkPort,
-        smarthost: setup.smarthost,
-        mx: createMxFinder({ resolver, guard, ownHostname: setup.hostname, random: Math.random }),
-        mxPort: setup.mxPort,
+    },
+    nextHops: {
+      policy: policy.current,
+      helloName: setup.hostname,
+      sinkPort: setup.sinkPort,
+      smarthost: setup.smarthost,
+      mx: createMxFinder({ resolver, guard, ownHostname: setup.hostname, random: Math.random }),
+      home: {
+        listener: setup.home,
+        takesMail: domains.takesMail,
+        async addresses() {
+          const answers = await Promise.all([
+            resolver.a(setup.hostname),
+            resolver.aaaa(setup.hostname),
+          ]);
+          return answers.flatMap((one) => (one.kind === 'found' ? one.records : []));
+        },
       },
+      tlsPolicies: composeTlsPolicies({
+        store,
+        resolver,
+        guard,
+        daneResolver: () => policy.current().dane.resolver,
+        log: d.log,
+      }),
+      mxPort: setup.mxPort,
     },
   });
+  nudge = () => worker.nudge();
   return {
     nudge: () => worker.nudge(),
     async stop() {
       await worker.stop();
+      await watch.stop();
+      policy.stop();
+      providers.stop();
+      await tlsResults.stop();
       resolver.close();
       await signing.close();
       await store.close();

@@ -6,6 +6,7 @@ import type { RequestLogWriter } from './access/request-log.ts';
 import { createSignedLinks } from './access/signed-link.ts';
 import { createTopicVerbs } from './audience/topics.ts';
 import type { Config } from './config.ts';
+import { poolOf, type DeliveryPolicy } from './delivery/egress.ts';
 import { laneFor } from './delivery/next-hop.ts';
 import type { DomainVerbs } from './domains/domains.ts';
 import { createDomainLookup } from './domains/lookup.ts';
@@ -16,16 +17,24 @@ import { SCHEDULE_LANE } from './queue/schedule.ts';
 import type { Waiting } from './queue/settle.ts';
 import { createReceivingVerbs } from './receiving/read-received.ts';
 import { emptySink, listSinkMessages } from './receiving/sink-messages.ts';
-import { acceptEmail, type AcceptDependencies } from './sending/accept.ts';
+import {
+  acceptEmail,
+  acceptMessage,
+  type AcceptDependencies,
+  type SubmittedMessage,
+} from './sending/accept.ts';
 import { acceptBatch } from './sending/batch.ts';
 import { createLinkOpeners } from './compose-links.ts';
+import { composeQueue } from './compose-queue.ts';
 import { createAttachmentVerbs } from './sending/read-attachments.ts';
 import { createFilledBudget } from './sending/filled-budget.ts';
 import { readMetrics } from './sending/metrics.ts';
 import { findEmail, listEmails } from './sending/read.ts';
+import { releaseGivenUp } from './sending/release.ts';
 import { cancelScheduled, moveScheduled } from './sending/scheduled.ts';
 import { submitMessage, type Submission } from './sending/submit.ts';
 import { openDiskBlobs } from './store/blob.ts';
+import { newId } from './store/id.ts';
 import type { Store } from './store/orm.ts';
 import { deriveKey } from './store/seal.ts';
 import { createSuppressionVerbs } from './suppressions/suppressions.ts';
@@ -42,6 +51,8 @@ export interface VerbParts {
   readonly log: Logger;
   readonly store: Store;
   readonly blobFolder: string;
+  /** What config/delivery.json says now. */
+  readonly policy: () => DeliveryPolicy;
   /** The master secret; keys are derived from it (store/seal.ts). */
   readonly secret: string;
   readonly sealingKey: Buffer;
@@ -61,7 +72,16 @@ export interface SubmissionVerb {
   submitMessage(caller: Caller, submission: Submission): Promise<{ readonly id: string }>;
 }
 
-export function composeVerbs(d: VerbParts): Verbs & SubmissionVerb {
+/** How our own mail gets into the queue. */
+export interface OwnMailVerb {
+  /** Accepts a TLS report as an email of the first tenant; the same key within a day is the same email. */
+  acceptReport(message: SubmittedMessage, idempotencyKey: string): Promise<unknown>;
+}
+
+/** RFC 8460 §5.5: a report is tried for a day. */
+const REPORT_LIFETIME_MAX_MS = 24 * 3_600_000;
+
+export function composeVerbs(d: VerbParts): Verbs & SubmissionVerb & OwnMailVerb {
   const { config, store } = d;
   const commit = createGroupCommit(store.pool);
   const blobs = openDiskBlobs(d.blobFolder);
@@ -76,7 +96,7 @@ export function composeVerbs(d: VerbParts): Verbs & SubmissionVerb {
     filled: createFilledBudget(),
     domains: createDomainLookup(store.pool, d.sealingKey),
     now,
-    laneOf: laneFor(config.delivery),
+    laneOf: laneFor(config.delivery, (sender) => poolOf(d.policy(), sender)),
     lifetimeMs: config.messageLifetimeMs,
     // Only where nothing leaves the machine may an unknown author send.
     standIn:
@@ -92,16 +112,35 @@ export function composeVerbs(d: VerbParts): Verbs & SubmissionVerb {
     },
   };
   const scheduled = { store, blobs, now, onPlanned };
+  const queue = composeQueue({ store, firstTenantId: d.firstTenantId, nudge: d.nudge });
+  const releasing = { store, blobs, lifetimeMs: config.messageLifetimeMs, onReady: d.nudge };
   return {
     submitMessage: (caller, submission) => submitMessage(accepting, caller, submission),
+    acceptReport: (message, idempotencyKey) =>
+      acceptMessage(
+        {
+          ...accepting,
+          standIn: null,
+          lifetimeMs: Math.min(config.messageLifetimeMs, REPORT_LIFETIME_MAX_MS),
+        },
+        { tenantId: d.firstTenantId, keyId: '', permission: 'full_access', domainId: null },
+        {
+          message,
+          idempotencyKey,
+          origin: { via: 'tls_report', requestId: newId(), userAgent: null, address: null },
+        },
+      ),
     acceptEmail: (caller, send) => acceptEmail(accepting, caller, send),
     acceptBatch: (caller, send) => acceptBatch(accepting, caller, send),
     cancelEmail: (caller, id) => cancelScheduled(scheduled, caller, id),
     rescheduleEmail: (caller, move) => moveScheduled(scheduled, caller, move),
+    releaseEmail: (caller, about) => releaseGivenUp(releasing, caller, about),
     listEmails: (caller, page, filters) => listEmails(store, caller.tenantId, page, filters),
     emailMetrics: (caller, query) => readMetrics(store, caller.tenantId, { query, now: now() }),
     findEmail: (caller, id) => findEmail(store, caller.tenantId, id),
-    readTrace: (caller, id) => readTrace(store, caller.tenantId, id),
+    readTrace: (caller, id) =>
+      readTrace(store, caller.tenantId, id, { isOperator: queue.isOperator(caller) }),
+    queue,
     receiving: createReceivingVerbs({ store, blobs }),
     links: createSignedLinks({
       key: deriveKey(d.secret, 'signed links'),

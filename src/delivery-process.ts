@@ -26,6 +26,8 @@ async function run(setup: DeliverySetup): Promise<RunningWorker> {
   const log = createLogger({ level: setup.logLevel, name: 'delivery', mode: setup.mode });
   const worker = await composeDelivery(setup, {
     log,
+    // The parent decides what we held and starts another.
+    onLost: () => process.exit(1),
     onWaiting: (waiting: readonly Waiting[]) =>
       say({
         type: 'waiting',

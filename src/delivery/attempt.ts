@@ -1,371 +1,395 @@
-// One attempt at one delivery: load the bytes, sign them, find the next hop, converse, and say what
-// came of it. The claim has already stored the attempt, so a crash anywhere here costs one retry.
+// One attempt at deliveries of one email to one destination: make the bytes, go from host to host until every delivery is
+// decided, and say what came of it. The claim has already stored the attempt, so a crash anywhere here costs one retry.
 //
-// A reply is a value. An unknown failure defers. Only a 5yz about this sender, recipient or message
-// bounces; trouble with the host itself (connect, greeting, EHLO, TLS, AUTH) tries the next host and
-// then defers. Lost after the final dot is `unknown`. A fault of our own that no retry can mend is
+// A reply is a value. An unknown failure defers. Only a 5yz about this sender, recipient or message bounces; trouble
+// with the host itself (connect, greeting, EHLO, TLS, AUTH, 421, a connection that breaks before the final dot) tries
+// the next host and then defers. Lost after the final dot is `unknown`. A fault of our own that no retry can mend is
 // `failed`, the dead letter.
-import type { MessagePieces } from '../mail/dkim.ts';
-import { findBounceRule, type BounceRule } from '../mail/bounce-rules.ts';
-import { outcomeOfReply, type Cause } from '../mail/outcome.ts';
-import { parseReply } from '../mail/reply.ts';
-import { mintReturnPathLocal } from '../mail/return-path.ts';
-import type { Signer } from '../domains/lookup.ts';
+import { isIPv6 } from 'node:net';
+import type { Logger } from '../log.ts';
+import type { BounceRule } from '../mail/bounce-rules.ts';
+import { isAboutRate } from '../mail/refusal-words.ts';
 import type { ClaimedDelivery } from '../queue/claim.ts';
-import { NO_EVIDENCE, type Evidence, type Verdict } from '../queue/settle.ts';
-import type { BlobStore } from '../store/blob.ts';
-import { SANDBOX_LANE, SINK_LANE } from '../store/delivery.ts';
-import { findNextHops, type NextHopDependencies } from './next-hop.ts';
+import { SANDBOX_LANE } from '../store/destination.ts';
+import { decided, fromFailure, viaTarget, type Decided } from './decided.ts';
+import { climb, isEnough, planRungs, sumUp, type Rung, type Tried } from './ladder.ts';
+import type { NextHops } from './next-hop.ts';
 import { answerInSandbox } from './sandbox.ts';
+import type { Failure, Session, Target } from './session.ts';
 import {
-  openSession,
-  type Failure,
-  type MessageBody,
-  type Session,
-  type Target,
-} from './session.ts';
-import { openMessage, type StoredBytes } from './stored-bytes.ts';
+  notSentAgain,
+  signMessageOf,
+  type SignedMessage,
+  type SigningDependencies,
+} from './signed-message.ts';
+import { readTlsWishes } from './tls-required.ts';
+import type { TlsResult } from './tls-results.ts';
+import { carry, type Carried } from './transaction.ts';
 
-export interface AttemptDependencies {
-  readonly nextHops: NextHopDependencies;
-  readonly blobs: BlobStore;
-  readonly signerOf: (tenantId: string, domainId: string) => Promise<Signer | null>;
-  readonly signerByName: (tenantId: string, name: string) => Promise<Signer | null>;
-  readonly sign: (
-    message: Buffer | MessagePieces,
-    signer: Signer,
-    signedAt: Date,
-  ) => Promise<Buffer>;
+export type { Decided } from './decided.ts';
+
+export interface AttemptDependencies extends SigningDependencies {
   readonly checkPeer: (
     address: string,
   ) => { readonly ok: true } | { readonly ok: false; readonly reason: string };
-  readonly returnPath: { readonly key: Buffer; readonly keyId: string; readonly hostname: string };
   /** What is known of replies beyond their codes. */
   readonly bounceRules: readonly BounceRule[];
-  /** Called before the final dot of this delivery leaves. */
+  /** Counts how TLS went, for the daily reports. */
+  readonly noteTls: (result: TlsResult) => void;
+  /** What the operator must hear of. */
+  readonly log: Pick<Logger, 'error'>;
+  /** Called before the final dot of this delivery leaves; throws when it must not. */
   readonly onDot: (delivery: ClaimedDelivery) => void;
+  /** Told of what has left while the attempt may go on for others: it must not be lost meanwhile. */
+  readonly onSent?: (delivery: ClaimedDelivery, one: Decided) => void;
 }
 
-/** What an attempt came to; the delay of a retry is the queue's business. */
-export interface Decided {
-  readonly verdict: Verdict;
-  readonly evidence: Evidence;
+/** What one attempt is to carry: deliveries of one email to one destination, and where they go. */
+export interface Work {
+  /** At least one; more only of one email and one destination, with recipients that differ. */
+  readonly deliveries: readonly ClaimedDelivery[];
+  readonly hops: NextHops;
+}
+
+/** What an attempt taught about its lane, whatever became of the deliveries. */
+export type LaneSignal =
+  /** A host listened and talked; its words about this mail do not matter here. */
+  | { readonly kind: 'talked' }
+  /**
+   * No host could be talked with: connect, greeting, EHLO or AUTH failed at all that were tried, or TLS with a smarthost.
+   * Towards MX hosts TLS fails by what one sender or one recipient's domain asks for: no fault of the lane.
+   */
+  | { readonly kind: 'unreachable'; readonly stage: string; readonly why: string }
+  /** A host wants less of us: 421, or a limit named in its reply. */
+  | { readonly kind: 'throttled'; readonly why: string }
+  /** Nothing was tried. */
+  | { readonly kind: 'nothing' };
+
+export interface Attempted {
+  /** In the order of the deliveries. */
+  readonly decided: readonly Decided[];
+  readonly signal: LaneSignal;
 }
 
 /** A connection that a track keeps between attempts. */
 export interface Line {
   session: Session | null;
+  /** After so many messages it is not used again; absent: as MESSAGES_PER_SESSION_MAX says. */
+  messagesMax?: number;
 }
 
 /** RFC 5321 does not say; Postfix and the large providers' own limits are near this. */
 const MESSAGES_PER_SESSION_MAX = 100;
-const REPLY_CHARS_MAX = 4_096;
+/** Postfix's smtp_mx_session_limit: hosts that answered, and did not take the mail. */
+const SESSIONS_MAX = 2;
+/** Dialling, while there are other addresses to dial. */
+const CONNECT_MS_OF_MANY = 10_000;
 /** No further host is tried after this: one delivery must not hold a connection's place for long. */
 const HOSTS_MAX_MS = 120_000;
-/** Peers whose STARTTLS is broken, and until when plaintext is used without asking again. */
-const brokenTls = new Map<string, number>();
-const BROKEN_TLS_MAX = 1_000;
-const BROKEN_TLS_MS = 3_600_000;
-// oxlint-disable-next-line no-control-regex
-const NON_ASCII = /[^\u0000-\u007f]/;
 
-const decided = (
-  verdict: Verdict,
-  evidence: Partial<Omit<Evidence, 'cause'>> & { readonly cause?: Cause | null },
-): Decided => ({
-  verdict,
-  evidence: { ...NO_EVIDENCE, ...evidence, reply: legible(evidence.reply ?? null) },
-});
-
-/** What a peer said, as text that can be stored and shown: no control characters, of bounded length. */
-function legible(reply: string | null): string | null {
-  if (reply === null) return null;
-  const printable = reply
-    .replace(/\r\n?/g, '\n')
-    // oxlint-disable-next-line no-control-regex
-    .replace(/[\u0000-\u0009\u000b-\u001f\u007f]/g, ' ');
-  return printable.slice(0, REPLY_CHARS_MAX).toWellFormed().trim();
-}
-
-/** Attempts the delivery over the line's session or a new one. Throws only for faults of our own. */
-export async function attempt(
-  d: AttemptDependencies,
-  line: Line,
-  delivery: ClaimedDelivery,
-): Promise<Decided> {
-  const prepared = await prepare(d, delivery);
-  if ('verdict' in prepared) return prepared;
-  if (delivery.lane === SANDBOX_LANE) return answerInSandbox(delivery.recipient);
-  if (line.session !== null && !isReusable(line.session, prepared)) drop(line);
-  if (line.session !== null) {
-    const over = await sendOver(d, { session: line.session, delivery, prepared });
-    // A kept connection may have been closed while idle: that says nothing about the peer.
-    if (over !== 'stale') return over;
-    drop(line);
-  }
-  const hops = await findNextHops(d.nextHops, delivery.lane);
-  if (hops.kind === 'none') {
-    return decided(hops.permanent ? 'bounced' : 'deferred', {
-      cause: hops.cause,
-      stage: 'dns',
-      enhanced: hops.enhanced,
-      reply: hops.message,
-    });
-  }
-  const targets = prepared.needsTls ? hops.targets.map(withTls) : hops.targets;
-  return converse(d, line, { targets, delivery, prepared });
-}
-
-interface Prepared {
-  /** Signatures and message; afresh for every connection that is tried. */
-  readonly body: () => MessageBody;
-  readonly bytes: StoredBytes;
-  readonly sizeBytes: number;
-  readonly mailFrom: string;
-  /** The sending domain says `tls: enforced`: no byte of the message leaves in plaintext. */
-  readonly needsTls: boolean;
-}
-
-/** The bytes as they will be sent: equal on every attempt, since every part of them is. */
-async function prepare(
-  d: AttemptDependencies,
-  delivery: ClaimedDelivery,
-): Promise<Prepared | Decided> {
-  const bytes = await openMessage(d.blobs, delivery);
-  if (bytes === null) {
-    return decided('failed', {
-      cause: 'message_missing',
-      reply: 'The message bytes are missing from the blob store.',
-    });
-  }
-  const signer = await findSigner(d, delivery);
-  if (signer === null || signer.keys.length === 0) {
-    return unverified(
-      `The domain of \`from\`, ${delivery.fromDomain}, no longer exists, so the message cannot be signed. Add and verify the domain, then send again.`,
-    );
-  }
-  if (!signer.canSend) {
-    return unverified(
-      `The domain ${signer.domain} may not send any more: its DNS records are not verified, or sending was switched off. Verify the domain, then send again.`,
-    );
-  }
-  const signatures = await d.sign(bytes.whole ?? bytes.pieces(), signer, delivery.createdAt);
-  const local = mintReturnPathLocal({
-    emailId: delivery.emailId,
-    position: delivery.position,
-    key: d.returnPath.key,
-    keyId: d.returnPath.keyId,
+/** Attempts the work over the line's session or a new one. Throws only for faults of our own. */
+export async function attempt(d: AttemptDependencies, line: Line, work: Work): Promise<Attempted> {
+  const { deliveries, hops } = work;
+  const [first] = deliveries;
+  if (first === undefined) return { decided: [], signal: { kind: 'nothing' } };
+  const all = (one: (delivery: ClaimedDelivery) => Decided): Attempted => ({
+    decided: deliveries.map(one),
+    signal: { kind: 'nothing' },
   });
-  const host =
-    signer.domain === delivery.fromDomain
-      ? `${signer.returnPathLabel}.${signer.domain}`
-      : d.returnPath.hostname;
-  const { whole } = bytes;
-  return {
-    body: () => (whole === null ? joined(signatures, bytes.pieces()) : [signatures, whole]),
-    bytes,
-    sizeBytes: signatures.length + bytes.sizeBytes,
-    mailFrom: `${local}@${host}`,
-    // The sink is this machine, and has no certificate.
-    needsTls: signer.tls === 'enforced' && delivery.lane !== SINK_LANE,
-  };
-}
-
-/** Who was to sign when the email was accepted; where that domain was removed, the one that has its name now. */
-async function findSigner(
-  d: AttemptDependencies,
-  delivery: ClaimedDelivery,
-): Promise<Signer | null> {
-  const { signingTenantId, signingDomainId, tenantId, fromDomain } = delivery;
-  const bound =
-    signingTenantId === null || signingDomainId === null
-      ? null
-      : await d.signerOf(signingTenantId, signingDomainId);
-  return bound ?? d.signerByName(tenantId, fromDomain);
-}
-
-const unverified = (reply: string): Decided =>
-  decided('failed', { cause: 'domain_not_verified', enhanced: '5.7.1', reply });
-
-async function* joined(signatures: Buffer, pieces: AsyncIterable<Buffer>): AsyncGenerator<Buffer> {
-  yield signatures;
-  yield* pieces;
+  const message = await signMessageOf(d, first);
+  if ('verdict' in message) {
+    // A host that may have it all the same keeps the delivery from being called lost.
+    return all(({ unknowns }) => (unknowns > 0 ? { ...message, verdict: 'unknown' } : message));
+  }
+  if (first.lane === SANDBOX_LANE) return all(({ recipient }) => answerInSandbox(recipient));
+  if (hops.kind === 'none') {
+    const { permanent, cause, enhanced, message: reply } = hops;
+    const verdict = permanent ? 'bounced' : 'deferred';
+    return all(() => decided(verdict, { cause, stage: 'dns', enhanced, reply }));
+  }
+  const course = new Course(d, line, { message, deliveries });
+  const wishes = await readTlsWishes(message.bytes, first.ignoresTlsPolicy);
+  const targets = message.needsTls ? hops.targets.map(withTls) : hops.targets;
+  // Mail that goes to a smarthost has none: no policy of the domain speaks of it.
+  const rungs = planRungs(targets, hops.policies ?? new Map(), wishes);
+  try {
+    await course.run(rungs);
+  } catch (error) {
+    // What is decided stays so: nobody may get the message twice over a fault of ours.
+    if (!course.hasDecided()) throw error;
+    const { emailId, attempt: number } = first;
+    d.log.error({ err: error, email: emailId, attempt: number }, 'attempt broke in its middle');
+    course.breakOff();
+  }
+  return course.result();
 }
 
 const withTls = (target: Target): Target =>
   target.tls === 'opportunistic' ? { ...target, tls: 'required' } : target;
 
-const isReusable = (session: Session, { needsTls }: Prepared): boolean =>
-  session.isOpen() &&
-  session.sent < MESSAGES_PER_SESSION_MAX &&
-  (!needsTls || session.tls !== null);
+/** The way of one attempt from host to host. */
+class Course {
+  readonly #d: AttemptDependencies;
+  readonly #line: Line;
+  readonly #message: SignedMessage;
+  readonly #deliveries: readonly ClaimedDelivery[];
+  readonly #messagesMax: number;
+  readonly #done = new Map<ClaimedDelivery, Decided>();
+  /** What became of those that are not done, where no other host takes them. */
+  readonly #open = new Map<ClaimedDelivery, Decided>();
+  readonly #tried: Tried[] = [];
+  /** Only this family may be dialled any more. */
+  #family: 4 | 6 | null = null;
+  #hasTalked = false;
+  #hasDialled = false;
+  #throttle: string | null = null;
 
-function drop(line: Line): void {
-  line.session?.close();
-  line.session = null;
-}
-
-async function converse(
-  d: AttemptDependencies,
-  line: Line,
-  about: {
-    readonly targets: readonly Target[];
-    readonly delivery: ClaimedDelivery;
-    readonly prepared: Prepared;
-  },
-): Promise<Decided> {
-  let last: { target: Target; failure: Failure } | null = null;
-  const until = Date.now() + HOSTS_MAX_MS;
-  for (const target of about.targets) {
-    if (last !== null && Date.now() > until) break;
-    const opened = await open(d, target);
-    if ('cause' in opened) {
-      last = { target, failure: opened };
-      continue;
+  constructor(
+    d: AttemptDependencies,
+    line: Line,
+    work: { readonly message: SignedMessage; readonly deliveries: readonly ClaimedDelivery[] },
+  ) {
+    this.#d = d;
+    this.#line = line;
+    this.#message = work.message;
+    this.#deliveries = work.deliveries;
+    this.#messagesMax = line.messagesMax ?? MESSAGES_PER_SESSION_MAX;
+    if (!work.message.hasOtherKeys) return;
+    for (const delivery of work.deliveries) {
+      if (delivery.unknowns > 0) this.#done.set(delivery, notSentAgain(delivery));
     }
-    if (about.prepared.needsTls && opened.tls === null) {
+  }
+
+  async run(all: readonly Rung[]): Promise<void> {
+    let rungs = all;
+    const kept = this.#line.session;
+    if (kept !== null && this.#left().length > 0) {
+      const rung = all.find((one) => isEnough(kept, one));
+      const isUsable = rung !== undefined && kept.isOpen() && kept.sent < this.#messagesMax;
+      if (isUsable) {
+        const isSpent = await this.#carryOver(kept, rung, { others: all, mayGoOn: true });
+        if (!isSpent) rungs = all.filter((one) => one !== rung);
+      }
+      if (!isUsable || this.#left().length > 0) this.#drop();
+    }
+    const until = Date.now() + HOSTS_MAX_MS;
+    let sessions = this.#open.size > 0 ? 1 : 0;
+    for (let at = 0; at < rungs.length && this.#left().length > 0;) {
+      const rung = rungs[at]!;
+      if ((at > 0 || sessions > 0) && Date.now() > until) break;
+      if (sessions >= SESSIONS_MAX || this.#isOurFault()) break;
+      if (!this.#mayDial(rung.target)) {
+        at += 1;
+        continue;
+      }
+      const others = rungs.slice(at + 1);
+      const opened = await this.#dial(rung, others);
+      if ('cause' in opened) {
+        if (hasAnswered(opened)) sessions += 1;
+        at += 1;
+        continue;
+      }
+      this.#line.session = opened;
+      const isSpent = await this.#carryOver(opened, rung, {
+        others,
+        mayGoOn: sessions + 1 < SESSIONS_MAX,
+      });
+      if (this.#left().length === 0) return;
+      this.#drop();
+      // It carried its share and takes no more over this connection: the same host again.
+      if (isSpent) continue;
+      sessions += 1;
+      at += 1;
+    }
+  }
+
+  hasDecided(): boolean {
+    return this.#done.size > 0;
+  }
+
+  /** A fault of ours ended it. */
+  breakOff(): void {
+    this.#drop();
+    const reply = 'An internal fault interrupted the attempt; it is tried again.';
+    const broken = decided('deferred', { cause: 'internal', enhanced: '4.3.0', reply });
+    for (const delivery of this.#left()) this.#open.set(delivery, broken);
+  }
+
+  result(): Attempted {
+    const failed = this.#tried.length === 0 ? null : sumUp(this.#tried);
+    const results = this.#deliveries.map((delivery) => {
+      const done = this.#done.get(delivery);
+      if (done !== undefined) return done;
+      const open = this.#open.get(delivery);
+      // What a host said tells more than that another could not be reached.
+      if (open !== undefined) return open;
+      if (failed === null) return decided('deferred', { cause: 'no_usable_host', stage: 'dns' });
+      return this.#fromTried(failed, delivery);
+    });
+    return { decided: results, signal: this.#signal(failed) };
+  }
+
+  #signal(failed: Tried | null): LaneSignal {
+    if (this.#throttle !== null) return { kind: 'throttled', why: this.#throttle };
+    if (this.#hasTalked) return { kind: 'talked' };
+    if (failed === null) return { kind: 'nothing' };
+    const { failure, target } = failed;
+    const { stage, reply, message } = failure;
+    // A host that a policy rules out is not even dialled.
+    if (stage === 'tls' && !target.trusted)
+      return { kind: this.#hasDialled ? 'talked' : 'nothing' };
+    return { kind: 'unreachable', stage, why: reply ?? message };
+  }
+
+  #left(): readonly ClaimedDelivery[] {
+    return this.#deliveries.filter((delivery) => !this.#done.has(delivery));
+  }
+
+  /** No other host can mend it. */
+  #isOurFault(): boolean {
+    return [...this.#open.values()].some(({ evidence }) => evidence.cause === 'internal');
+  }
+
+  #mayDial({ address }: Target): boolean {
+    return this.#family === null || this.#family === familyOf(address);
+  }
+
+  #drop(): void {
+    this.#line.session?.close();
+    this.#line.session = null;
+  }
+
+  async #dial(rung: Rung, others: readonly Rung[]): Promise<Session | Failure> {
+    const d = this.#d;
+    if (rung.refusal === null) this.#hasDialled = true;
+    const isLast = !others.some(({ target }) => this.#mayDial(target));
+    const target = isLast ? rung.target : { ...rung.target, connectMs: CONNECT_MS_OF_MANY };
+    const opened = await climb({ ...rung, target }, { checkPeer: d.checkPeer, note: d.noteTls });
+    if ('cause' in opened) {
+      this.#tried.push({ target, failure: opened });
+      if (opened.cause === 'egress_unusable') tellOnce(d.log, opened.message);
+      if (opened.reply !== null) {
+        this.#note(this.#judge(target, opened, this.#deliveries[0]!));
+      }
+    } else if (this.#message.needsTls && opened.tls === null) {
+      opened.close();
       throw new Error('a session without encryption, where it is required');
     }
-    line.session = opened;
-    const result = await sendOver(d, { session: opened, ...about });
-    if (result !== 'stale') return result;
-    drop(line);
-    last = {
-      target,
-      failure: {
-        stage: 'mail',
-        cause: 'connection_lost',
-        reply: null,
-        message: 'the peer closed the connection',
-      },
-    };
-  }
-  if (last === null) return decided('deferred', { cause: 'no_usable_host', stage: 'dns' });
-  if (about.prepared.needsTls && last.failure.stage === 'tls') {
-    return fromPlainHost(last.target, last.failure, about.delivery);
-  }
-  return fromFailure({ d, delivery: about.delivery, target: last.target }, last.failure);
-}
-
-/** A host that cannot be reached as the sender asks for: it may learn TLS, and the sender may change the setting. */
-function fromPlainHost(target: Target, failure: Failure, delivery: ClaimedDelivery): Decided {
-  return decided('deferred', {
-    host: target.host,
-    address: target.address,
-    port: target.port,
-    stage: 'tls',
-    cause: 'tls_required',
-    reply: `The domain ${delivery.fromDomain} is set to \`tls: enforced\`, and no encrypted connection to ${target.host} could be made: ${failure.reply ?? failure.message}`,
-  });
-}
-
-/** Opens a session; where TLS is a wish and fails, the same host is asked again without it. */
-async function open(d: AttemptDependencies, wanted: Target): Promise<Session | Failure> {
-  const mayBePlain = wanted.tls === 'opportunistic';
-  const target =
-    mayBePlain && (brokenTls.get(wanted.address) ?? 0) > Date.now()
-      ? { ...wanted, tls: 'never' as const }
-      : wanted;
-  const checkPeer = target.trusted ? () => ({ ok: true }) as const : d.checkPeer;
-  const opened = await openSession(target, checkPeer);
-  if (!('cause' in opened) || opened.stage !== 'tls' || !mayBePlain || target.tls === 'never') {
     return opened;
   }
-  const plain = await openSession({ ...target, tls: 'never' }, checkPeer);
-  if (!('cause' in plain)) {
-    if (brokenTls.size >= BROKEN_TLS_MAX) brokenTls.clear();
-    brokenTls.set(target.address, Date.now() + BROKEN_TLS_MS);
-  }
-  return plain;
-}
 
-async function sendOver(
-  d: AttemptDependencies,
-  about: {
-    readonly session: Session;
-    readonly delivery: ClaimedDelivery;
-    readonly prepared: Prepared;
-  },
-): Promise<Decided | 'stale'> {
-  const { session, delivery, prepared } = about;
-  const { target } = session;
-  const via = {
-    host: target.host,
-    address: target.address,
-    port: target.port,
-    tls: session.tls,
-  };
-  const needsSmtpUtf8 = delivery.needsSmtpUtf8 || NON_ASCII.test(delivery.recipient);
-  if (needsSmtpUtf8 && !session.supportsSmtpUtf8) {
-    return decided('bounced', {
-      ...via,
-      cause: 'smtputf8_unsupported',
-      stage: 'mail',
-      enhanced: '5.6.7',
-      reply: 'The host does not take internationalized addresses (SMTPUTF8).',
+  /** Carries what is left over the session. True: the same host may be asked again over a new one. */
+  async #carryOver(
+    session: Session,
+    { target }: Rung,
+    next: { readonly others: readonly Rung[]; readonly mayGoOn: boolean },
+  ): Promise<boolean> {
+    this.#hasTalked = true;
+    const carried = await carry(session, this.#left(), {
+      message: this.#message,
+      rules: this.#d.bounceRules,
+      tlsPolicy: target.demand.kind,
+      messagesMax: this.#messagesMax,
+      onDot: this.#d.onDot,
+      onSent: this.#d.onSent,
     });
+    this.#take(carried, { target, ...next });
+    return carried.isSpent;
   }
-  const isFirst = session.sent === 0;
-  const result = await session.send({
-    mailFrom: prepared.mailFrom,
-    rcptTo: delivery.recipient,
-    body: prepared.body(),
-    sizeBytes: prepared.sizeBytes,
-    onDot: () => d.onDot(delivery),
-  });
-  // The connection was given up over our own disk: the peer is not to blame.
-  if (prepared.bytes.fault !== null) throw prepared.bytes.fault;
-  if (result.kind === 'accepted') {
-    const reply = parseReply(result.reply);
-    return decided('delivered', {
-      ...via,
-      stage: 'dot',
-      code: reply?.code ?? null,
-      enhanced: reply?.enhanced ?? null,
-      reply: result.reply,
-    });
-  }
-  if (result.kind === 'lost') {
-    if (result.dotSent) {
-      return decided('unknown', {
-        ...via,
-        cause: 'unknown_after_dot',
-        stage: 'dot',
-        reply: `The connection broke after the final dot: ${result.message}`,
-      });
+
+  #take(
+    carried: Carried,
+    about: {
+      readonly target: Target;
+      readonly others: readonly Rung[];
+      readonly mayGoOn: boolean;
+    },
+  ): void {
+    for (const [delivery, one] of carried.open) {
+      this.#open.set(delivery, one);
+      this.#note(one);
     }
-    if (!isFirst) return 'stale';
-    return fromFailure({ d, delivery, target }, result, session.tls);
+    const other = familyOf(about.target.address) === 4 ? 6 : 4;
+    const hasOther =
+      about.mayGoOn &&
+      this.#family === null &&
+      about.others.some(
+        ({ target }) => target.host === about.target.host && familyOf(target.address) === other,
+      );
+    for (const [delivery, one] of carried.decided) {
+      if (hasOther && delivery.attempt === 1 && isAboutOurAddress(one)) {
+        // Often said of one of our addresses only (no PTR, not in SPF): the other one is heard before it is final.
+        this.#open.set(delivery, { ...one, verdict: 'deferred' });
+        this.#family = other;
+      } else {
+        this.#done.set(delivery, one);
+        this.#note(one);
+      }
+    }
   }
-  // RFC 5321 §3.8: 421 at MAIL says that this connection has carried enough, not that the mail is unwelcome.
-  if (!isFirst && result.stage === 'mail' && result.reply?.startsWith('421')) return 'stale';
-  return fromFailure({ d, delivery, target }, result, session.tls);
+
+  #note({ verdict, evidence }: Decided): void {
+    const { code, cause, enhanced, reply, stage } = evidence;
+    if (verdict !== 'deferred' || code === null || reply === null) return;
+    // Of one mailbox (4.2.x) a limit says nothing about us.
+    const isLimit = cause === 'rate_limited' && enhanced?.startsWith('4.2.') !== true;
+    const isEarly = stage !== null && BEFORE_RCPT.has(stage) && isAboutRate(reply);
+    if (code === 421 || (code < 500 && (isLimit || isEarly))) this.#throttle = reply;
+  }
+
+  #fromTried({ target, failure }: Tried, delivery: ClaimedDelivery): Decided {
+    const { stage } = failure;
+    if (target.login !== null && (stage === 'tls' || stage === 'auth')) {
+      const { verdict, evidence } = this.#judge(target, failure, delivery);
+      const why = evidence.reply ?? '';
+      const reply = stage === 'tls' ? withoutPassword(target, why) : withoutLogin(target, why);
+      return { verdict, evidence: { ...evidence, reply } };
+    }
+    // What the recipient's domain asks for says more.
+    const isByPolicy = failure.cause.startsWith('tls_policy_');
+    if (!this.#message.needsTls || stage !== 'tls' || isByPolicy) {
+      return this.#judge(target, failure, delivery);
+    }
+    // It may learn TLS, and the sender may change the setting.
+    return decided('deferred', {
+      ...viaTarget(target),
+      stage: 'tls',
+      cause: 'tls_required',
+      reply: `The domain ${delivery.fromDomain} is set to \`tls: enforced\`, and no encrypted connection to ${target.host} could be made: ${failure.reply ?? failure.message}`,
+    });
+  }
+
+  #judge(target: Target, failure: Failure, { tenantId }: ClaimedDelivery): Decided {
+    const rules = this.#d.bounceRules;
+    return fromFailure(failure, { via: viaTarget(target), tenantId, rules });
+  }
 }
 
-/** A reply decides by its stage and code; where none came, only what cannot be sent at all bounces. */
-function fromFailure(
-  about: {
-    readonly d: Pick<AttemptDependencies, 'bounceRules'>;
-    readonly delivery: ClaimedDelivery;
-    readonly target: Target;
-  },
-  failure: Failure,
-  tls: string | null = null,
-): Decided {
-  const { target } = about;
-  const via = { host: target.host, address: target.address, port: target.port, tls };
-  const reply = failure.reply === null ? null : parseReply(failure.reply);
-  const said = { ...via, stage: failure.stage, reply: failure.reply ?? failure.message };
-  if (reply === null) {
-    const verdict = failure.cause === 'message_refused' ? 'bounced' : 'deferred';
-    return decided(verdict, { ...said, cause: failure.cause });
-  }
-  const { stage } = failure;
-  const { tenantId } = about.delivery;
-  const rule = findBounceRule(about.d.bounceRules, { reply, stage, host: target.host, tenantId });
-  const outcome = outcomeOfReply({ reply, stage, via, rule });
-  const evidence = { ...said, code: reply.code, enhanced: reply.enhanced };
-  return outcome.kind === 'delivered'
-    ? decided('delivered', evidence)
-    : decided(outcome.kind, { ...evidence, cause: outcome.cause });
+const withoutPassword = ({ host }: Target, why: string): string =>
+  `No password was sent to the smarthost ${host}, since the connection does not prove that it is this host: ${why}. Its certificate must be valid for the name in MAILSTEAD_SMARTHOST_URL, and the port must offer STARTTLS (or speak TLS at once: smtps).`;
+
+const withoutLogin = ({ host }: Target, why: string): string =>
+  `The smarthost ${host} does not take the user and password of MAILSTEAD_SMARTHOST_URL: ${why}`;
+
+/** Faults of the configuration that were told; they come back with every attempt. */
+const told = new Set<string>();
+const TOLD_MAX = 1_000;
+
+function tellOnce(log: AttemptDependencies['log'], what: string): void {
+  if (told.has(what)) return;
+  if (told.size >= TOLD_MAX) told.clear();
+  told.add(what);
+  log.error(what);
 }
+
+const BEFORE_RCPT: ReadonlySet<string> = new Set(['greeting', 'ehlo', 'mail']);
+
+const familyOf = (address: string): 4 | 6 => (isIPv6(address) ? 6 : 4);
+
+/** It got as far as a greeting; TLS that fails says nothing of the mail, and of hosts with a policy all are to be tried. */
+const hasAnswered = ({ stage, reply }: Failure): boolean =>
+  stage !== 'connect' && stage !== 'tls' && (stage !== 'greeting' || reply !== null);
+
+/** RFC 3463 §3.8: a refusal by policy. */
+const isAboutOurAddress = ({ verdict, evidence: { enhanced } }: Decided): boolean =>
+  verdict === 'bounced' && enhanced?.startsWith('5.7.') === true;

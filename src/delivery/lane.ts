@@ -1,101 +1,453 @@
-// One lane in one worker: the deliveries it claimed for it, and the tracks that work them off. A track
-// is one connection's worth of work: it takes the next delivery, attempts it, keeps its session for
-// the one after, and ends when nothing has come for a while.
+// One lane in one worker: the deliveries that were claimed and planned for it, and the tracks that work them off. A track
+// is one connection's worth of work. What may begin is limited by the provider's numbers, by what the lane has learned
+// about its far end (concurrency.ts, circuit.ts, pace.ts), and by who waits: one-recipient mail goes first, and bulk never
+// takes all connections.
 import type { ClaimedDelivery } from '../queue/claim.ts';
-import type { Line } from './attempt.ts';
+import type { LaneLimit } from '../queue/lanes.ts';
+import type { LaneSignal, Line } from './attempt.ts';
+import { createCircuit, type CircuitView } from './circuit.ts';
+import { createConcurrency } from './concurrency.ts';
+import { createFairQueue, type FairQueue } from './fair-queue.ts';
+import type { NextHops } from './next-hop.ts';
+import { createPace, type Pace } from './pace.ts';
+import type { Limits } from './providers.ts';
+import type { Session } from './session.ts';
 
-/** An idle connection is kept this long, so that a trickle of mail does not dial every time. */
-const IDLE_MS = 2_000;
-/** Longer than a healthy peer takes for a message; what waits behind is given back then. */
-const STALLED_MS = 10_000;
-const TRACKS_FIRST = 3;
+/** A delivery whose way is known. */
+export interface Planned {
+  readonly delivery: ClaimedDelivery;
+  readonly hops: NextHops;
+}
 
-export interface Lane {
+/** What one transaction taught. */
+export interface Learned {
+  readonly signal: LaneSignal;
+  /** A reply asked for quiet. */
+  readonly pause: { readonly forMs: number; readonly reason: string } | null;
+  /** The way out is blocked: nothing was learned about the far end. */
+  readonly isBlocked: boolean;
+}
+
+/** Somebody else's word: an operator's pause, or a port that is blocked. */
+export type Hold = 'paused' | 'blocked';
+
+export interface LaneIdentity {
   readonly name: string;
+  /** Where mail leaves; null: no address of ours has a part in it. */
+  readonly egress: string | null;
+  readonly site: string;
+  readonly provider: string | null;
+  /** The sink, the smarthost, answers made up here: they take everything, so they may fill a worker. */
+  readonly isTrusted: boolean;
+}
+
+export interface LaneView {
+  readonly circuit: CircuitView;
+  readonly limitedBy: LaneLimit | null;
+  readonly connections: number;
+  readonly connectionsMax: number;
+  readonly concurrency: number;
+  readonly queued: number;
+  readonly inFlight: number;
+  readonly lastSuccessAt: Date | null;
+  readonly lastFailureAt: Date | null;
+}
+
+export interface Lane extends LaneIdentity {
   /** Claimed and not begun. */
   queued(): number;
-  /** Begun and not decided. */
+  /** Transactions begun and not decided. */
   active(): number;
-  add(delivery: ClaimedDelivery): void;
-  /** Attempts are under way and none has ended for a while: the far end hangs. */
+  /** How many more the next claim may bring. */
+  room(): number;
+  /** How many more are taken of what has been claimed already. */
+  spare(): number;
+  /** Together, so that recipients of one email find each other. */
+  add(...planned: readonly Planned[]): void;
+  /** Why nothing may begin here now, and what waits must go back; null: it may, if only one. */
+  closedBy(): LaneLimit | null;
+  isProbing(): boolean;
+  /** Something has gone well here. */
+  isProven(): boolean;
+  /** For a while nothing has begun or ended, and something is under way: its far end hangs. */
+  isHanging(): boolean;
+  /** It hangs, and nothing more can be tried beside that. */
   isStalled(): boolean;
   /** Takes back what was not begun, so that it can be released. */
-  takeQueued(): readonly ClaimedDelivery[];
+  takeQueued(which?: (delivery: ClaimedDelivery) => boolean): readonly ClaimedDelivery[];
+  hold(hold: Hold | null): void;
+  /** While it is held as blocked: whether one transaction may go through. */
+  allowProbe(may: boolean): void;
+  limit(limits: Limits): void;
+  /** Begins what may begin by now, also where it is time alone that has changed; call about once a second. */
+  wake(): void;
+  /** What is known from before the start. */
+  reopen(about: { readonly forMs: number; readonly opens: number; readonly reason: string }): void;
+  /** The circuit opened over something that is mended. */
+  forgive(): void;
+  view(): LaneView;
   /** Closes idle connections at once; resolves when no track is left. */
   stop(): Promise<void>;
 }
 
-/** `work` decides one delivery and never rejects. */
-export function createLane(options: {
-  readonly name: string;
-  readonly connectionsMax: number;
-  readonly work: (line: Line, delivery: ClaimedDelivery) => Promise<void>;
-}): Lane {
-  const queue: ClaimedDelivery[] = [];
-  const idle = new Set<() => void>();
-  const tracks = new Set<Promise<void>>();
+/** Longer than a healthy peer takes for a message; what waits behind is given back then. */
+const STALLED_MS = 10_000;
+/** Claimed for a lane ahead of its connections: as much as it gets done in two seconds, within these. */
+const AHEAD_MS = 2_000;
+const QUEUED = { unproven: 10, min: 50, max: 150 };
+/** What many destinations of one lane may bring at once; the rest is given back. */
+const SPARE_MAX = 200;
+/** What a trusted lane takes of one claim; and whatever more was claimed before the last one had arrived here. */
+const TRUSTED_ROOM = 100;
+const TRUSTED_SPARE = 500;
+/** Of a rate limit, what may wait in a worker's memory. */
+const PACED_MS = 5_000;
+/** So many claims are worth it for a few deliveries. */
+const REFILL_MS = 500;
+/** One in so many connections is kept for one-recipient mail. */
+const RESERVED_PART = 5;
+
+interface Track {
+  readonly line: Line;
+  timer: NodeJS.Timeout | undefined;
+}
+
+/** `work` decides all of what it is given, and never rejects. `now` is monotonic. */
+export function createLane(
+  options: LaneIdentity & {
+    readonly limits: Limits;
+    /** Connections that are used at once from the beginning; absent: few, until it is known that more go well. */
+    readonly firstConnections?: number;
+    readonly now: () => number;
+    readonly random: () => number;
+    readonly work: (
+      lane: Lane,
+      line: Line,
+      group: readonly [Planned, ...Planned[]],
+    ) => Promise<Learned>;
+    /** It closed or opened: what waits must go back, or may come. */
+    readonly onChange: () => void;
+  },
+): Lane {
+  const { now, isTrusted } = options;
+  let { limits } = options;
+  const tenantOf = ({ delivery }: Planned): string => delivery.tenantId;
+  const singles = createFairQueue(tenantOf);
+  const bulk = createFairQueue(tenantOf);
+  const idle: Track[] = [];
+  const running = new Set<Promise<void>>();
+  const circuit = createCircuit({ rules: limits.circuit, random: options.random });
+  const concurrency = createConcurrency({
+    max: limits.connectionsMax,
+    ...(options.firstConnections === undefined ? {} : { first: options.firstConnections }),
+  });
+  let connectionPace: Pace | null = null;
+  let messagePace: Pace | null = null;
+  let tracks = 0;
   let active = 0;
+  let activeBulk = 0;
+  let inFlight = 0;
+  let hold: Hold | null = null;
+  let probesLeft = 0;
+  let isWaitingForPace = false;
+  let paceTimer: NodeJS.Timeout | undefined;
   let stopped = false;
-  let lastProgressAt = Date.now();
-  /** Grows with every attempt that ended, so that a lane that hangs holds few connections. */
-  let tracksMax = Math.min(TRACKS_FIRST, options.connectionsMax);
+  let hasProgressed = false;
+  let lastProgressAt = now();
+  let lastOfferAt = -Infinity;
+  let perSecond = 0;
+  let lastSuccessAt: Date | null = null;
+  let lastFailureAt: Date | null = null;
 
-  const next = async (): Promise<ClaimedDelivery | undefined> => {
-    const ready = queue.shift();
-    if (ready !== undefined || stopped) return ready;
-    await new Promise<void>((resolve) => {
-      const done = (): void => {
-        clearTimeout(timer);
-        idle.delete(done);
-        resolve();
-      };
-      const timer = setTimeout(done, IDLE_MS);
-      idle.add(done);
-    });
-    return queue.shift();
+  const queued = (): number => singles.size + bulk.size;
+  const capacity = (): number => Math.min(limits.connectionsMax, concurrency.value());
+  const bulkMax = (): number => {
+    const all = capacity();
+    return all < 2 ? all : all - Math.max(1, Math.floor(all / RESERVED_PART));
+  };
+  const isHalfOpen = (): boolean => circuit.state(now()) === 'half_open';
+
+  const closedBy = (): LaneLimit | null => {
+    if (hold === 'paused') return 'paused';
+    if (hold === 'blocked' && probesLeft === 0) return 'blocked';
+    return circuit.state(now()) === 'open' ? 'circuit' : null;
   };
 
-  const run = async (): Promise<void> => {
-    const line: Line = { session: null };
-    for (;;) {
-      const delivery = await next();
-      if (delivery === undefined) break;
-      if (active === 0) lastProgressAt = Date.now();
-      active += 1;
-      await options.work(line, delivery);
-      active -= 1;
-      lastProgressAt = Date.now();
-      tracksMax = Math.min(tracksMax + 1, options.connectionsMax);
-      if (queue.length > 0) addTrack();
+  const setPaces = (): void => {
+    const { newConnectionsPerMinute, messagesPerSecond } = limits;
+    connectionPace =
+      newConnectionsPerMinute === null
+        ? null
+        : createPace({
+            perPeriod: newConnectionsPerMinute,
+            periodMs: 60_000,
+            burst: Math.min(limits.connectionsMax, newConnectionsPerMinute),
+          });
+    messagePace =
+      messagesPerSecond === null
+        ? null
+        : createPace({ perPeriod: messagesPerSecond, periodMs: 1_000, burst: messagesPerSecond });
+  };
+  setPaces();
+
+  /** It is open, and may carry more: as many as we allow, and as many as the host has said. */
+  const hasMore = (session: Session | null): session is Session =>
+    session !== null &&
+    session.isOpen() &&
+    session.sent < Math.min(limits.messagesPerConnection, session.limits.messages);
+
+  const isUsable = ({ line: { session } }: Track, { hops }: Planned): boolean => {
+    if (!hasMore(session)) return false;
+    if (hops.kind === 'none') return true; // it dials nobody
+    return hops.targets.some(({ host }) => host === session.target.host);
+  };
+
+  /** Where the mail waits that may begin now. */
+  const whoseTurn = (): FairQueue<Planned> | null => {
+    if (singles.size > 0) return singles;
+    return bulk.size > 0 && activeBulk < bulkMax() ? bulk : null;
+  };
+
+  const pump = (): void => {
+    clearTimeout(paceTimer);
+    isWaitingForPace = false;
+    while (!stopped && active < capacity() && closedBy() === null && circuit.admits(now())) {
+      const queue = whoseTurn();
+      const first = queue?.peek();
+      if (queue === null || first === undefined) return;
+      const found = idle.findIndex((track) => isUsable(track, first));
+      const needsNew = found === -1 && first.hops.kind === 'targets';
+      const waitMs = Math.max(
+        messagePace?.waitMs(now()) ?? 0,
+        needsNew ? (connectionPace?.waitMs(now()) ?? 0) : 0,
+      );
+      if (waitMs > 0) {
+        isWaitingForPace = true;
+        paceTimer = setTimeout(pump, Math.ceil(waitMs));
+        return;
+      }
+      messagePace?.take(now());
+      if (needsNew) connectionPace?.take(now());
+      const track = takeTrack(found);
+      const task = run(track, takeGroup(queue)).finally(() => running.delete(task));
+      running.add(task);
     }
-    line.session?.close();
   };
 
-  const addTrack = (): void => {
-    if (tracks.size >= tracksMax || stopped) return;
-    const track = run().finally(() => {
-      tracks.delete(track);
-      if (queue.length > 0) addTrack(); // added while this one was on its way out
-    });
-    tracks.add(track);
+  const takeTrack = (found: number): Track => {
+    const isFull = tracks >= limits.connectionsMax || tracks >= capacity();
+    const [track] = found !== -1 ? idle.splice(found, 1) : isFull ? idle.splice(0, 1) : [];
+    if (track !== undefined) {
+      clearTimeout(track.timer);
+      return track;
+    }
+    tracks += 1;
+    return { line: { session: null }, timer: undefined };
   };
 
-  return {
+  /** Who is next in the queue, and with it what goes to the same place with the same message. */
+  const takeGroup = (queue: FairQueue<Planned>): readonly [Planned, ...Planned[]] => {
+    const first = queue.peek()?.delivery;
+    const max = first?.recipientCount === 1 ? 1 : limits.recipientsPerTransaction;
+    return queue.take(
+      max,
+      ({ delivery }) => delivery.emailId === first?.emailId && delivery.lane === first.lane,
+    );
+  };
+
+  const run = async (track: Track, group: readonly [Planned, ...Planned[]]): Promise<void> => {
+    const isBulk = Number(group[0].delivery.isBulk);
+    progress(0);
+    const trial = circuit.begin(now());
+    if (hold === 'blocked') probesLeft = Math.max(0, probesLeft - 1);
+    active += 1;
+    activeBulk += isBulk;
+    inFlight += group.length;
+    track.line.messagesMax = limits.messagesPerConnection;
+    const learned = await options.work(lane, track.line, group);
+    const isFull = active >= capacity() || (bulk.size > 0 && activeBulk >= bulkMax());
+    active -= 1;
+    activeBulk -= isBulk;
+    inFlight -= group.length;
+    progress(group.length);
+    learn(learned, trial, isFull);
+    rest(track);
+  };
+
+  const progress = (count: number): void => {
+    const at = now();
+    perSecond = perSecond * Math.exp((lastProgressAt - at) / AHEAD_MS) + (count * 1_000) / AHEAD_MS;
+    lastProgressAt = at;
+  };
+
+  const learn = (
+    { signal, pause, isBlocked }: Learned,
+    trial: { readonly isProbe: boolean },
+    isFull: boolean,
+  ): void => {
+    const before = circuit.state(now());
+    const contact =
+      isBlocked || signal.kind === 'nothing'
+        ? 'nothing'
+        : signal.kind === 'unreachable'
+          ? 'unreachable'
+          : 'talked';
+    const why = signal.kind === 'unreachable' ? `${signal.stage}: ${signal.why}` : '';
+    circuit.end(trial, { contact, why, nowMs: now() });
+    if (contact === 'talked' && trial.isProbe) concurrency.restart();
+    if (signal.kind === 'talked') {
+      hasProgressed = true;
+      lastSuccessAt = new Date();
+      concurrency.good(isFull);
+    } else if (contact !== 'nothing') {
+      lastFailureAt = new Date();
+      concurrency.bad();
+    }
+    if (pause !== null) circuit.open({ ...pause, nowMs: now() });
+    if (circuit.state(now()) !== before) options.onChange();
+  };
+
+  const rest = (track: Track): void => {
+    if (stopped || !hasMore(track.line.session) || tracks > capacity()) {
+      end(track);
+      pump();
+      return;
+    }
+    idle.push(track);
+    pump();
+    if (!idle.includes(track)) return;
+    track.timer = setTimeout(() => {
+      const at = idle.indexOf(track);
+      if (at !== -1) idle.splice(at, 1);
+      end(track);
+    }, limits.idleMs);
+  };
+
+  const end = (track: Track): void => {
+    clearTimeout(track.timer);
+    tracks -= 1;
+    track.line.session?.close();
+    track.line.session = null;
+  };
+
+  const queuedMax = (): number => {
+    if (isTrusted) return QUEUED.max;
+    const wanted = Math.min(
+      Math.max((perSecond * AHEAD_MS) / 1_000, hasProgressed ? QUEUED.min : QUEUED.unproven),
+      QUEUED.max,
+    );
+    const { messagesPerSecond } = limits;
+    if (messagesPerSecond === null) return Math.floor(wanted);
+    return Math.min(wanted, Math.max(1, Math.ceil((messagesPerSecond * PACED_MS) / 1_000)));
+  };
+
+  /** Null: as many as there is place for. */
+  const oneOnly = (): number | null => {
+    if (hold === 'blocked') return Math.max(0, probesLeft - queued());
+    if (!isHalfOpen()) return null;
+    return circuit.admits(now()) ? Math.max(0, 1 - queued()) : 0;
+  };
+
+  const isHanging = (): boolean => active > 0 && now() - lastProgressAt > STALLED_MS;
+  /** Also where only bulk hangs: what is claimed next may be bulk. */
+  const isStalled = (): boolean => isHanging() && (active >= capacity() || activeBulk >= bulkMax());
+
+  const limitedBy = (): LaneLimit | null => {
+    if (hold !== null) return hold;
+    if (circuit.state(now()) !== 'closed') return 'circuit';
+    // Nothing is claimed for what hangs, so nothing waits here.
+    if (queued() === 0 && !isStalled()) return null;
+    if (isWaitingForPace) return 'rate';
+    if (active >= limits.connectionsMax) return 'connections';
+    return active >= capacity() || singles.size === 0 ? 'concurrency' : null;
+  };
+
+  const lane: Lane = {
     name: options.name,
-    queued: () => queue.length,
+    egress: options.egress,
+    site: options.site,
+    provider: options.provider,
+    isTrusted,
+    queued,
     active: () => active,
-    add(delivery) {
-      queue.push(delivery);
-      const [waiting] = idle;
-      if (waiting === undefined) addTrack();
-      else waiting();
+    room() {
+      if (closedBy() !== null) return 0;
+      const one = oneOnly();
+      if (one !== null) return one;
+      const max = queuedMax();
+      if (isTrusted) return queued() >= max ? 0 : TRUSTED_ROOM;
+      const free = Math.max(0, max - queued());
+      // A claim for a few is worth it only where things go slowly.
+      if (free * 4 < max && now() - lastOfferAt < REFILL_MS) return 0;
+      if (free > 0) lastOfferAt = now();
+      return free;
     },
-    isStalled: () => active > 0 && Date.now() - lastProgressAt > STALLED_MS,
-    takeQueued: () => queue.splice(0),
+    spare() {
+      if (closedBy() !== null) return 0;
+      return oneOnly() ?? Math.max(0, (isTrusted ? TRUSTED_SPARE : SPARE_MAX) - queued());
+    },
+    add(...planned) {
+      for (const one of planned) (one.delivery.isBulk ? bulk : singles).add(one);
+      pump();
+    },
+    closedBy,
+    isProbing: () => isHalfOpen() || hold === 'blocked',
+    isProven: () => isTrusted || hasProgressed,
+    isHanging,
+    isStalled,
+    takeQueued(which = () => true) {
+      return [singles, bulk].flatMap((queue) =>
+        queue.remove(({ delivery }) => which(delivery)).map(({ delivery }) => delivery),
+      );
+    },
+    hold(next) {
+      if (next === hold) return;
+      hold = next;
+      probesLeft = 0;
+      pump();
+      options.onChange();
+    },
+    allowProbe(may) {
+      probesLeft = Number(may);
+      if (may) options.onChange();
+    },
+    limit(next) {
+      const { newConnectionsPerMinute, messagesPerSecond, connectionsMax } = limits;
+      limits = next;
+      concurrency.limit(next.connectionsMax);
+      circuit.use(next.circuit);
+      const isSamePace =
+        next.newConnectionsPerMinute === newConnectionsPerMinute &&
+        next.messagesPerSecond === messagesPerSecond &&
+        next.connectionsMax === connectionsMax;
+      if (!isSamePace) setPaces();
+      pump();
+    },
+    wake() {
+      if (queued() > 0) pump();
+    },
+    reopen: (about) => circuit.open({ ...about, nowMs: now() }),
+    forgive() {
+      circuit.close();
+      options.onChange();
+    },
+    view: () => ({
+      circuit: circuit.view(now()),
+      limitedBy: limitedBy(),
+      connections: tracks,
+      connectionsMax: limits.connectionsMax,
+      concurrency: concurrency.value(),
+      queued: queued(),
+      inFlight,
+      lastSuccessAt,
+      lastFailureAt,
+    }),
     async stop() {
       stopped = true;
-      for (const wake of idle) wake();
-      await Promise.all(tracks);
+      clearTimeout(paceTimer);
+      for (const track of idle.splice(0)) end(track);
+      await Promise.all(running);
     },
   };
+  return lane;
 }

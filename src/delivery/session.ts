@@ -1,14 +1,34 @@
 // One SMTP session over nodemailer's SMTPConnection, each step as one awaited call. Whatever a peer
-// says or fails to say comes back as a value. This is the only file that knows the engine.
+// says or fails to say comes back as a value. This file and engine.ts are the only ones that know the engine.
 //
 // After `send` returned kind `lost` the session is closed. `dotSent` tells the two losses apart: before
 // the final dot nobody has the message; after it, nobody knows (RFC 1047).
-import { connect, isIP, type Socket } from 'node:net';
-import { Readable } from 'node:stream';
-import type { TLSSocket } from 'node:tls';
+import type { Socket } from 'node:net';
 import SMTPConnection from 'nodemailer/lib/smtp-connection';
+import {
+  describePeer,
+  faultOf,
+  type Demand,
+  type PeerFacts,
+  type TlsFault,
+} from '../dns/tls-policy.ts';
 import type { Cause } from '../mail/outcome.ts';
 import type { Stage } from '../mail/reply.ts';
+import { dial } from './dial.ts';
+import {
+  acceptedIn,
+  fits,
+  hearAll,
+  isUnasked,
+  limitsIn,
+  refusalsIn,
+  saySmtpUtf8,
+  type EngineParts,
+  type SessionLimits,
+} from './engine.ts';
+import { readSlices, type MessageBody } from './message-source.ts';
+import { createPhases, PHASE_LIMITS, type PhaseLimits, type Phases } from './phases.ts';
+import { peerFactsOf, tlsOptionsFor } from './tls-session.ts';
 
 /** How much encryption the session needs. */
 export type TlsNeed = 'never' | 'opportunistic' | 'required' | 'implicit';
@@ -19,11 +39,17 @@ export interface Target {
   readonly address: string;
   readonly port: number;
   readonly tls: TlsNeed;
-  /** Whether the certificate must be valid for `host`. */
+  /** Whether the certificate must be valid for `host` for the handshake to succeed. */
   readonly verify: boolean;
+  /** What its TLS must have before MAIL; absent: as `tls` and `verify` say. */
+  readonly demand?: Demand;
   readonly login: { readonly user: string; readonly pass: string } | null;
   /** Our name in EHLO. */
   readonly helloName: string;
+  /** The address of this machine to dial from; null: the system chooses. */
+  readonly source: string | null;
+  /** How long dialling may take; default that of dial.ts. */
+  readonly connectMs?: number;
   /** Named by the operator, so private addresses are fine. */
   readonly trusted: boolean;
 }
@@ -34,47 +60,55 @@ export interface Failure {
   readonly cause: Cause;
   readonly reply: string | null;
   readonly message: string;
+  /** What TLS failed at, where that is known. */
+  readonly tlsFault?: TlsFault;
 }
 
-export type SendResult =
+export type SendResult = {
+  /**
+   * For each recipient the reply that refused it; null: accepted, or without an answer of its own. Whatever became of the
+   * others, these are refused. A 421 is no answer about a recipient, and none is where the answers do not fit.
+   */
+  readonly refusals: readonly (string | null)[];
+} & (
   | { readonly kind: 'accepted'; readonly reply: string }
   | ({ readonly kind: 'refused' } & Failure)
-  | ({ readonly kind: 'lost'; readonly dotSent: boolean } & Failure);
-
-/** The message from its first byte to its last: in memory, or read as the connection takes it. */
-export type MessageBody = readonly Buffer[] | AsyncIterable<Buffer>;
+  | ({ readonly kind: 'lost'; readonly dotSent: boolean } & Failure)
+);
 
 export interface Session {
   readonly target: Target;
-  /** Protocol and cipher, or null in plaintext. */
+  /** Protocol, cipher and whether the certificate was verified; null in plaintext. */
   readonly tls: string | null;
+  /** What the peer showed in its handshake; null in plaintext. */
+  readonly peer: PeerFacts | null;
   readonly supportsSmtpUtf8: boolean;
+  /** The address of this machine that was dialled from. */
+  readonly source: string | null;
+  /** What the host announced it takes (RFC 9422), or what it was seen to take; Infinity: nothing is known. */
+  readonly limits: SessionLimits;
   /** Messages sent so far. */
   readonly sent: number;
-  /** False once it was closed, by us or by the peer. */
+  /** False once it was closed, by us or by the peer, and when the peer speaks out of turn. */
   isOpen(): boolean;
+  /** One transaction; the recipients differ from each other. */
   send(message: {
     readonly mailFrom: string;
-    readonly rcptTo: string;
+    readonly recipients: readonly string[];
     readonly body: MessageBody;
     readonly sizeBytes: number;
-    /** Called once, before the final dot is handed to the socket. */
-    readonly onDot: () => void;
+    /** The message does, whatever the addresses do; only where the session supports it. */
+    readonly needsSmtpUtf8?: boolean;
+    /** Called once, with the recipients that were accepted, before the final dot is handed to the socket. */
+    readonly onDot: (accepted: ReadonlySet<string>) => void;
   }): Promise<SendResult>;
+  /** It was seen to refuse more recipients than these in one transaction. */
+  takesAtMost(recipients: number): void;
   close(): void;
 }
 
-// RFC 5321 §4.5.3.2 asks for 5 minutes a command and 10 after the final dot. nodemailer has one idle
-// timer for all of them, so it is the longest: a timeout in the last phase makes duplicates.
-const CONNECT_TIMEOUT_MS = 30_000;
-const GREETING_TIMEOUT_MS = 60_000;
-const IDLE_TIMEOUT_MS = 600_000;
-const SLICE_BYTES = 64 * 1024;
-/** A peer that drips keeps the idle timer from firing, so each part has an end of its own as well. */
-const OPEN_MAX_MS = 120_000;
-const BODY_MAX_MS = 300_000;
-const SLOWEST_BYTES_PER_S = 10_000;
-const DOT_MAX_MS = 660_000;
+/** The engine's own timer, for all phases: behind every limit of phases.ts, which know better. */
+const idleMsOf = ({ dotMs }: PhaseLimits): number => dotMs + 60_000;
 /** The refusal is known by then, and a new connection costs less than a long wait. */
 const RESET_MAX_MS = 5_000;
 
@@ -82,15 +116,25 @@ const RESET_MAX_MS = 5_000;
 export async function openSession(
   target: Target,
   checkPeer: (address: string) => { ok: true } | { ok: false; reason: string },
+  limits: PhaseLimits = PHASE_LIMITS,
 ): Promise<Session | Failure> {
   const dialled = await dial(target);
-  if ('cause' in dialled) return dialled;
+  if ('cause' in dialled) return failure('connect', dialled.cause, null, dialled.message);
   // The address was checked before dialling; what answered is checked again.
   const peer = checkPeer(dialled.remoteAddress ?? target.address);
   if (!peer.ok) {
     dialled.destroy();
     return failure('connect', 'address_refused', null, `address refused: ${peer.reason}`);
   }
+  const talk: Talk = {
+    limits,
+    late: null,
+    astray: null,
+    phases: createPhases(limits, (stage) => {
+      talk.late = stage;
+      connection.close();
+    }),
+  };
   const connection = new SMTPConnection({
     connection: dialled,
     host: target.host,
@@ -99,23 +143,60 @@ export async function openSession(
     secure: target.tls === 'implicit',
     requireTLS: target.tls === 'required',
     ignoreTLS: target.tls === 'never',
-    greetingTimeout: GREETING_TIMEOUT_MS,
-    connectionTimeout: GREETING_TIMEOUT_MS,
-    socketTimeout: IDLE_TIMEOUT_MS,
-    tls: {
-      rejectUnauthorized: target.verify,
-      minVersion: 'TLSv1.2',
-      // RFC 6066 §3: a name, never an address; Node refuses one.
-      ...(isIP(target.host) === 0 ? { servername: target.host } : {}),
-    },
+    // Both are the engine's limits of the whole opening; phases.ts has that of each step.
+    greetingTimeout: limits.openMs,
+    connectionTimeout: limits.openMs,
+    socketTimeout: idleMsOf(limits),
+    logger: listener(talk, () => connection),
+    transactionLog: true,
+    tls: tlsOptionsFor(target),
   });
+  connection.once('end', () => talk.phases.end());
   connection.on('error', () => undefined); // told through the steps below; an error event without a listener ends the process
-  const opened = await greet(connection, target);
+  const opened = await greet(connection, target, talk);
   if (opened !== null) {
     connection.close();
     return opened;
   }
-  return createSession(connection, target, dialled);
+  const shown = peerFactsOf((connection as unknown as EngineParts)._socket);
+  const { demand, host } = target;
+  const fault =
+    demand === undefined ? null : faultOf(demand, { peer: shown, host, now: new Date() });
+  if (fault !== null) {
+    connection.close();
+    return { ...failure('tls', 'tls_failed', null, fault.reason), tlsFault: fault.failure };
+  }
+  return createSession(connection, { target, dialled, talk, peer: shown });
+}
+
+/** What is known of the conversation beside what the engine tells. */
+interface Talk {
+  readonly limits: PhaseLimits;
+  readonly phases: Phases;
+  /** What the peer took too long for. */
+  late: Stage | null;
+  /** Its answers are out of step with the commands: whose they are is not known. */
+  astray: Failure | null;
+}
+
+/** The engine logs each command and each whole reply: the one place where it says in which order. */
+function listener(talk: Talk, connection: () => SMTPConnection): SMTPConnection.Options['logger'] {
+  const ignore = (): void => undefined;
+  const debug = (entry: unknown, line: unknown): void => {
+    const { tnx } = entry as { readonly tnx?: string };
+    if (tnx === 'client') talk.phases.said(String(line));
+    else if (tnx === 'server') hear(String(line));
+  };
+  const hear = (reply: string): void => {
+    const { phases } = talk;
+    phases.heard();
+    const stage = phases.answered();
+    const behind = (connection() as unknown as EngineParts)._responseQueue;
+    if (fits(stage, reply, phases.waiting() === null ? behind : [])) return;
+    talk.astray ??= outOfStep(stage, reply);
+    connection().close(); // before the engine acts on it
+  };
+  return { trace: ignore, debug, info: ignore, warn: ignore, error: ignore, fatal: ignore };
 }
 
 const failure = (stage: Stage, cause: Cause, reply: string | null, message: string): Failure => ({
@@ -125,26 +206,10 @@ const failure = (stage: Stage, cause: Cause, reply: string | null, message: stri
   message,
 });
 
-function dial(target: Target): Promise<Socket | Failure> {
-  return new Promise((resolve) => {
-    const socket = connect({ host: target.address, port: target.port, noDelay: true });
-    const timer = setTimeout(() => {
-      socket.destroy();
-      resolve(failure('connect', 'connect_timeout', null, 'no connection within 30 s'));
-    }, CONNECT_TIMEOUT_MS);
-    const onError = (error: NodeJS.ErrnoException): void => {
-      clearTimeout(timer);
-      const cause = error.code === 'ECONNREFUSED' ? 'connect_refused' : 'connect_failed';
-      resolve(failure('connect', cause, null, `connection failed: ${error.code ?? error.message}`));
-    };
-    socket.once('error', onError);
-    socket.once('connect', () => {
-      clearTimeout(timer);
-      socket.removeListener('error', onError);
-      resolve(socket);
-    });
-  });
-}
+const outOfStep = (stage: Stage, reply: string): Failure => {
+  const why = `the answers of the peer do not fit what it was asked: ${reply}`;
+  return failure(stage, 'protocol_error', null, why);
+};
 
 /** What nodemailer's errors carry beyond Error. */
 interface EngineError extends Error {
@@ -153,63 +218,92 @@ interface EngineError extends Error {
   readonly command?: string | undefined;
 }
 
-function greet(connection: SMTPConnection, target: Target): Promise<Failure | null> {
+function greet(connection: SMTPConnection, target: Target, talk: Talk): Promise<Failure | null> {
   return new Promise((resolve) => {
     const watchdog = createWatchdog(() => {
-      done(failure('greeting', 'timeout', null, 'the peer took too long to be ready'));
+      talk.late ??= stageNow(connection, talk);
+      connection.close();
     });
-    watchdog.refresh(OPEN_MAX_MS);
+    watchdog.refresh(talk.limits.openMs);
     const done = (result: Failure | null): void => {
       watchdog.end();
       connection.removeListener('error', onError);
+      connection.removeListener('end', onEnd);
       resolve(result);
     };
-    const onError = (error: EngineError): void => {
-      // A peer that breaks off in the handshake is told by the engine as a lost connection.
-      const stage = connection.upgrading ? 'tls' : stageOf(error, true);
-      done(describe(error, stage));
+    const onError = (error: EngineError): void => done(describe(error, connection, talk));
+    // A connection that we close ourselves is told in no other way.
+    const onEnd = (): void => {
+      setImmediate(() => onError(new Error('the connection was closed')));
     };
     connection.once('error', onError);
+    connection.once('end', onEnd);
     connection.connect((error?: EngineError | null) => {
       if (error) return onError(error);
       if (target.login === null) return done(null);
       const { user, pass } = target.login;
       connection.login({ user, pass }, (loginError: EngineError | null) => {
-        done(loginError ? describe(loginError, 'auth') : null);
+        if (loginError) onError(loginError);
+        else done(null);
       });
     });
   });
 }
 
-/** The phase that an engine error belongs to, from its code and the command it names. */
-function stageOf(error: EngineError, isOpening: boolean): Stage {
-  if (error.code === 'ETLS') return 'tls';
-  if (error.code === 'EAUTH') return 'auth';
-  if (error.code === 'EMESSAGE') return error.command === 'MAIL FROM' ? 'mail' : 'dot';
-  switch (error.command) {
-    case 'EHLO':
-    case 'HELO':
-      return 'ehlo';
-    case 'STARTTLS':
-      return 'tls';
-    case 'MAIL FROM':
-      return 'mail';
-    case 'RCPT TO':
-      return 'rcpt';
-    case 'DATA':
-      return 'data';
-    default:
-      return isOpening ? 'greeting' : 'data';
-  }
+/** What the peer is expected to do: the stage of a failure that no reply tells of. */
+function stageNow(connection: SMTPConnection, { phases }: Talk): Stage {
+  // A peer that breaks off in the handshake is told by the engine as a lost connection.
+  if (connection.upgrading === true) return 'tls';
+  return phases.waiting() ?? phases.answered();
 }
 
-function describe(error: EngineError, stage: Stage): Failure {
-  const reply = error.response ?? null;
-  if (reply !== null) return failure(stage, 'protocol_error', reply, reply);
-  const cause =
-    stage === 'tls' ? 'tls_failed' : stage === 'auth' ? 'auth_failed' : 'connection_lost';
-  return failure(stage, cause, null, plainly(error.message));
+/** The stage from what was said and heard; the engine's own word where it refuses by itself. */
+function stageOf(error: EngineError, connection: SMTPConnection, talk: Talk): Stage {
+  const { code, command, response } = error;
+  if (code === 'ETLS') return 'tls';
+  if (code === 'EAUTH') return 'auth';
+  // With PIPELINING a refusal is told when the reply to the last command has come.
+  if (command === 'MAIL FROM') return 'mail';
+  if (command === 'RCPT TO') return 'rcpt';
+  if (command === 'DATA') return code === 'EMESSAGE' ? 'dot' : 'data';
+  if (response !== undefined) return talk.phases.answered();
+  return code === 'EENVELOPE' ? 'mail' : stageNow(connection, talk);
 }
+
+function describe(error: EngineError, connection: SMTPConnection, talk: Talk): Failure {
+  const { late, astray } = talk;
+  if (astray !== null) return astray;
+  if (late !== null) {
+    return failure(late, late === 'tls' ? 'tls_failed' : 'timeout', null, LATE[late] ?? LATE_REPLY);
+  }
+  const stage = stageOf(error, connection, talk);
+  const reply = isOfNobody(error, stage) ? null : (error.response ?? null);
+  if (reply !== null) return failure(stage, 'protocol_error', reply, reply);
+  const cause = causeOf(error, stage);
+  const why =
+    cause === 'internal'
+      ? 'a fault of this server kept the message from being completed'
+      : plainly(error.message);
+  return failure(stage, cause, null, why);
+}
+
+/** Half a reply to one of several RCPT, and then the end of the connection. */
+const isOfNobody = ({ command, response }: EngineError, stage: Stage): boolean =>
+  stage === 'rcpt' && command === 'CONN' && response?.startsWith('421') !== true;
+
+function causeOf({ code }: EngineError, stage: Stage): Cause {
+  if (stage === 'tls') return 'tls_failed';
+  if (stage === 'auth') return 'auth_failed';
+  if (code === 'ESTREAM') return 'internal'; // our own body, or a lease that is gone
+  return code === 'ETIMEDOUT' ? 'timeout' : 'connection_lost';
+}
+
+const LATE_REPLY = 'the peer took too long to answer';
+const LATE: Partial<Record<Stage, string>> = {
+  greeting: 'the peer took too long to be ready',
+  tls: 'the peer took too long for the TLS handshake',
+  dot: 'the peer took too long to take the message or to answer it',
+};
 
 /** Without what OpenSSL and Node say to programmers: places in memory and in sources, switches of the program. */
 function plainly(message: string): string {
@@ -218,12 +312,28 @@ function plainly(message: string): string {
     .replace(/; if the root CA .*/s, '');
 }
 
-function createSession(connection: SMTPConnection, target: Target, dialled: Socket): Session {
-  const socket = (connection as unknown as { _socket: Socket | TLSSocket })._socket;
-  const extensions = (connection as unknown as { _supportedExtensions: readonly string[] })
-    ._supportedExtensions;
+function createSession(
+  connection: SMTPConnection,
+  {
+    target,
+    dialled,
+    talk,
+    peer,
+  }: {
+    readonly target: Target;
+    readonly dialled: Socket;
+    readonly talk: Talk;
+    readonly peer: PeerFacts | null;
+  },
+): Session {
+  const engine = connection as unknown as EngineParts;
+  const { limits, phases } = talk;
   let isOpen = true;
   let sent = 0;
+  let needsSmtpUtf8 = false;
+  let known = limitsIn(engine);
+  saySmtpUtf8(engine, () => needsSmtpUtf8);
+  for (const end of ['error', 'close']) engine._socket.prependListener(end, () => hearAll(engine));
   connection.on('error', () => {
     isOpen = false;
   });
@@ -236,60 +346,84 @@ function createSession(connection: SMTPConnection, target: Target, dialled: Sock
   const close = (): void => {
     if (isOpen) connection.quit();
     isOpen = false;
+    phases.end();
     // A peer that ignores QUIT must not hold the socket.
     setTimeout(() => connection.close(), 1_000).unref();
   };
   return {
     target,
-    tls: describeTls(socket),
-    supportsSmtpUtf8: extensions.includes('SMTPUTF8'),
+    tls: peer === null ? null : describePeer(target, peer),
+    peer,
+    supportsSmtpUtf8: engine._supportedExtensions.includes('SMTPUTF8'),
+    source: dialled.localAddress?.replace(/^::ffff:(?=\d+\.)/, '') ?? target.source,
+    get limits() {
+      return known;
+    },
     get sent() {
       return sent;
     },
-    isOpen: () => isOpen,
+    isOpen: () => isOpen && !isUnasked(engine),
     close,
+    takesAtMost(recipients) {
+      known = { ...known, recipients: Math.min(known.recipients, recipients) };
+    },
     async send(message) {
       sent += 1;
+      needsSmtpUtf8 = message.needsSmtpUtf8 === true;
+      engine._envelope = undefined; // that of the last message would speak for this one until MAIL
       let dotSent = false;
-      const body = source(message.body, () => {
-        message.onDot(); // throws when the dot must not leave
-        dotSent = true;
-        watchdog.refresh(DOT_MAX_MS);
+      const body = readSlices(message.body, {
+        onSlice: () => phases.block(),
+        onDot() {
+          message.onDot(acceptedIn(engine)); // throws when the dot must not leave
+          dotSent = true;
+          phases.dot();
+          watchdog.end();
+        },
       });
-      const watchdog = createWatchdog(() => connection.close());
-      watchdog.refresh(BODY_MAX_MS + (message.sizeBytes / SLOWEST_BYTES_PER_S) * 1_000);
+      const watchdog = createWatchdog(() => {
+        talk.late ??= stageNow(connection, talk);
+        connection.close();
+      });
+      const bodyMs = (message.sizeBytes / limits.slowestBytesPerS) * 1_000;
+      watchdog.refresh(limits.transactionMs + bodyMs);
+      const fail = (error: EngineError): Outcome =>
+        toOutcome(error, { about: describe(error, connection, talk), dotSent });
       let onEnd = (): void => undefined;
-      const result = await new Promise<SendResult>((resolve) => {
-        connection.send(
-          { from: message.mailFrom, to: [message.rcptTo], size: message.sizeBytes },
-          body,
-          (error, info) => {
-            if (!error) resolve({ kind: 'accepted', reply: info.response });
-            else resolve(toResult(error, dotSent));
-          },
-        );
+      const outcome = await new Promise<Outcome>((resolve) => {
+        const { mailFrom: from, sizeBytes: size } = message;
+        connection.send({ from, to: [...message.recipients], size }, body, (error, info) => {
+          resolve(error ? fail(error) : { kind: 'accepted', reply: info.response });
+        });
         // A connection that we close ourselves tells the engine's caller nothing. Where the engine does tell, it
         // does so in this turn, and knows more.
         onEnd = () => {
-          setImmediate(() => resolve(toResult(new Error('the connection was closed'), dotSent)));
+          setImmediate(() => resolve(fail(new Error('the connection was closed'))));
         };
         connection.once('end', onEnd);
       });
       connection.removeListener('end', onEnd);
       watchdog.end();
       body.destroy(); // closes what it reads from, wherever it stopped
+      const refusals = refusalsIn(engine, message.recipients);
       // Answered before all of it left: what came next over this connection would become a part of this message.
-      const isHalf = (connection as unknown as { _currentDataStream: unknown })._currentDataStream;
-      if (result.kind === 'lost' || Boolean(isHalf)) connection.close();
-      else if (result.kind === 'refused' && result.stage !== 'dot') await reset();
-      if (result.kind !== 'accepted' || !isHalf) return result;
+      const isHalf = Boolean(engine._currentDataStream);
+      if (outcome.kind === 'lost' || isHalf) connection.close();
+      else if (outcome.kind === 'refused' && outcome.stage !== 'dot') await reset(message);
+      const none = refusals.map(() => null);
+      if (talk.astray !== null) return { kind: 'lost', dotSent, ...talk.astray, refusals: none };
+      // The reply that never came may be that to an earlier command.
+      const isPipelined = engine._supportedExtensions.includes('PIPELINING');
+      if (talk.late !== null && !dotSent && isPipelined) return { ...outcome, refusals: none };
+      if (outcome.kind !== 'accepted' || !isHalf) return { ...outcome, refusals };
       const why = 'the peer took the message before it was complete';
-      return { kind: 'lost', dotSent, ...failure('data', 'protocol_error', null, why) };
+      const lost = failure('dot', 'protocol_error', null, why);
+      return { kind: 'lost', dotSent, ...lost, refusals };
     },
   };
 
   /** Ends the refused transaction; a session that cannot is given up. */
-  function reset(): Promise<void> {
+  function reset({ recipients }: { readonly recipients: readonly string[] }): Promise<void> {
     if (!isOpen) return Promise.resolve();
     return new Promise((resolve) => {
       const watchdog = createWatchdog(() => connection.close());
@@ -300,7 +434,11 @@ function createSession(connection: SMTPConnection, target: Target, dialled: Sock
         resolve();
       };
       connection.once('end', done);
-      connection.reset((error) => {
+      connection.reset((error: EngineError | null) => {
+        const reply = error?.response;
+        // Every host grants it or does not know it: this was the answer to the command before.
+        const isOther = reply !== undefined && !/^(?:421|50[02])/.test(reply);
+        if (isOther && recipients.length > 1) talk.astray ??= outOfStep('rcpt', reply);
         if (error) connection.close();
         done();
       });
@@ -308,27 +446,22 @@ function createSession(connection: SMTPConnection, target: Target, dialled: Sock
   }
 }
 
-function toResult(error: EngineError, dotSent: boolean): SendResult {
-  const about = describe(error, dotSent ? 'dot' : stageOf(error, false));
-  // The peer has the whole message, and what it says is neither yes nor no: answers have got out of step.
-  if (dotSent && about.reply !== null && !/^[45]/.test(about.reply)) {
-    const why = `the peer answered the final dot with ${about.reply}`;
-    return { kind: 'lost', dotSent, ...failure('dot', 'protocol_error', null, why) };
-  }
+type Outcome =
+  | { readonly kind: 'accepted'; readonly reply: string }
+  | ({ readonly kind: 'refused' } & Failure)
+  | ({ readonly kind: 'lost'; readonly dotSent: boolean } & Failure);
+
+function toOutcome(
+  error: EngineError,
+  { about, dotSent }: { readonly about: Failure; readonly dotSent: boolean },
+): Outcome {
+  const { reply } = about;
   // A reply to the dot is an answer even when the connection then broke.
-  if (about.reply !== null && (error.code === 'EENVELOPE' || error.code === 'EMESSAGE')) {
-    return { kind: 'refused', ...about };
-  }
-  if (about.reply !== null && !dotSent) return { kind: 'refused', ...about };
+  if (reply !== null) return { kind: 'refused', ...about };
   if (error.code === 'EMESSAGE' || error.code === 'EENVELOPE') {
     return { kind: 'refused', ...about, cause: 'message_refused' }; // too large for SIZE, or not sendable
   }
   return { kind: 'lost', dotSent, ...about };
-}
-
-function describeTls(socket: Socket | TLSSocket): string | null {
-  if (!('getCipher' in socket)) return null;
-  return `${socket.getProtocol() ?? 'TLS'} ${socket.getCipher().name}`;
 }
 
 function createWatchdog(bite: () => void): { refresh(ms: number): void; end(): void } {
@@ -340,43 +473,4 @@ function createWatchdog(bite: () => void): { refresh(ms: number): void; end(): v
     },
     end: () => clearTimeout(timer),
   };
-}
-
-/** The message in slices, and the last thing before its end is to call `onDot`. */
-function source(body: MessageBody, onDot: () => void): Readable {
-  if (Array.isArray(body)) return fromMemory(body as readonly Buffer[], onDot);
-  const read = async function* (): AsyncGenerator<Buffer> {
-    yield* body;
-    onDot();
-  };
-  return Readable.from(read(), { objectMode: false, highWaterMark: SLICE_BYTES });
-}
-
-function fromMemory(chunks: readonly Buffer[], onDot: () => void): Readable {
-  let chunk = 0;
-  let offset = 0;
-  return new Readable({
-    highWaterMark: SLICE_BYTES,
-    read() {
-      const current = chunks[chunk];
-      if (current === undefined) {
-        try {
-          onDot();
-          this.push(null);
-        } catch (error) {
-          this.destroy(error as Error);
-        }
-        return;
-      }
-      const end = Math.min(offset + SLICE_BYTES, current.length);
-      const slice = current.subarray(offset, end);
-      if (end === current.length) {
-        chunk += 1;
-        offset = 0;
-      } else {
-        offset = end;
-      }
-      this.push(slice);
-    },
-  });
 }

@@ -1,6 +1,7 @@
 // Gathers decided attempts and settles them in batches. While the database is away it keeps what it
 // has (the journal has it too) and tries again; the worker reads `isBehind` and begins nothing new.
 import type { Logger } from '../log.ts';
+import type { OutcomePolicy } from '../queue/outcome-policy.ts';
 import { settle, type Settlement, type Waiting } from '../queue/settle.ts';
 import type { Store } from '../store/orm.ts';
 import type { Journal } from './journal.ts';
@@ -24,6 +25,8 @@ export function createSettler(options: {
   readonly store: Store;
   readonly journal: Journal;
   readonly log: Logger;
+  /** As the operator's file has it now. */
+  readonly outcomes: () => OutcomePolicy;
   readonly onSettled: (batch: readonly Settlement[], waiting: readonly Waiting[]) => void;
 }): Settler {
   const { store, journal, log } = options;
@@ -34,26 +37,17 @@ export function createSettler(options: {
 
   const sleep = (ms: number): Promise<void> => new Promise((resolve) => setTimeout(resolve, ms));
 
-  /** The journal only grows when this fails, so it must not stop what it is there for. */
-  const forget = (batch: readonly Settlement[]): void => {
-    try {
-      journal.settled(batch);
-    } catch (error) {
-      log.warn({ err: error }, 'the journal cannot be made smaller now');
-    }
-  };
-
   const run = async (): Promise<void> => {
     while (queue.length > 0) {
       if (queue.length < BATCH_MAX / 2) await sleep(GATHER_MS);
       const batch = queue.slice(0, BATCH_MAX);
       try {
-        const { fenced, waiting } = await settle(store, batch);
+        const { fenced, waiting } = await settle(store, batch, options.outcomes());
         if (fenced > 0) log.warn({ fenced }, 'results came after their lease was gone');
         queue.splice(0, batch.length);
         behind = false;
         options.onSettled(batch, waiting);
-        forget(batch);
+        journal.settled(batch);
       } catch (error) {
         if (!behind) log.warn({ err: error }, 'results cannot be stored now; trying again');
         behind = true;

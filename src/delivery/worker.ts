@@ -1,28 +1,51 @@
-// A delivery worker: claims due deliveries in batches, spreads them over lanes, attempts them, settles
+// A delivery worker: claims due deliveries in batches, finds their way, spreads them over lanes, attempts them, settles
 // what came of them. One run has one epoch, one heartbeat row and one journal. It begins nothing while
 // the database does not take results, and nothing once its own heartbeat is old: somebody may have
-// taken over what it held.
+// taken over what it held. What is closed, paused or full is not claimed for, so no row changes over it.
 import { randomUUID } from 'node:crypto';
 import type { Logger } from '../log.ts';
-import { nextDelayMs } from '../queue/backoff.ts';
-import { claim, type ClaimedDelivery } from '../queue/claim.ts';
-import { beat, heldBy, release, retire, UNKNOWN_DELAY_MS } from '../queue/lease.ts';
-import { NO_EVIDENCE, type Settlement, type Waiting } from '../queue/settle.ts';
+import { claim, type ClaimCursors, type ClaimedDelivery } from '../queue/claim.ts';
+import { beat, heldBy, release, renew, retire } from '../queue/lease.ts';
+import type { OutcomePolicy } from '../queue/outcome-policy.ts';
+import { NO_PAUSES, readPauses, type Pauses } from '../queue/pauses.ts';
+import type { Settlement, Waiting } from '../queue/settle.ts';
 import type { Store } from '../store/orm.ts';
-import { attempt, type AttemptDependencies, type Line } from './attempt.ts';
+import type { AttemptDependencies, Line } from './attempt.ts';
+import { createBusyMeter, createCourtesy } from './courtesy.ts';
+import { lookAtCrowd, type Crowd } from './crowd.ts';
+import { decide } from './decide.ts';
 import { openJournal, type Journal } from './journal.ts';
-import { createLane, type Lane } from './lane.ts';
+import { createLaneSet } from './lane-set.ts';
+import type { Lane, Learned, Planned } from './lane.ts';
+import type { NextHopDependencies } from './next-hop.ts';
+import { createPlanner } from './planner.ts';
+import type { PortWatch } from './port25.ts';
+import type { Providers } from './providers.ts';
+import { createBrake, createReturns } from './returns.ts';
+import { createRooms } from './rooms.ts';
 import { createSettler } from './settler.ts';
 import { WHOLE_MAX_BYTES } from './stored-bytes.ts';
+import { createWays, maySpill } from './ways.ts';
 
 export interface WorkerOptions {
   readonly store: Store;
   readonly log: Logger;
   readonly attempts: Omit<AttemptDependencies, 'onDot'>;
+  readonly nextHops: NextHopDependencies;
+  /** As the operator's file has them now. */
+  readonly providers: () => Providers;
+  /** Workers that share the limits of providers, this one included. */
+  readonly workers: number;
+  /** Null: nobody watches whether port 25 is open. */
+  readonly watch: PortWatch | null;
   readonly journalFolder: string;
   readonly processStartTime: string | null;
   readonly retryScheduleMs: readonly number[];
   readonly random: () => number;
+  /** What the operator decides about outcomes, as it is now. */
+  readonly outcomes: () => OutcomePolicy;
+  /** This run was taken for lost and what it held belongs to others: the process must end. */
+  readonly onLost: () => void;
   /** Told about deliveries that now wait for a clock. */
   readonly onWaiting: (waiting: readonly Waiting[]) => void;
 }
@@ -35,170 +58,72 @@ export interface Worker {
   stop(): Promise<void>;
 }
 
-/** Claimed at a time; a batch is worked off in a fraction of a second. */
-const CLAIM_MAX = 200;
-/** Claimed and not begun: no more is claimed above this. */
-const QUEUED_MAX = 200;
-/** Begun at a time, in all lanes. */
-const ACTIVE_MAX = 600;
 /** One tenant's share of a claim, so that a bulk sender leaves room. */
 const PER_TENANT_MAX = 100;
-/** The sink and the smarthost take everything, so they may fill a worker; a domain may not. */
-const TRUSTED_LANE = { connectionsMax: 20, queuedMax: 150 };
-const MX_LANE = { connectionsMax: 10, queuedMax: 10 };
 const POLL_MS = 1_000;
+/** After a claim that found nothing: under load nudges come faster than there is something to find. */
+const EMPTY_MS = 10;
 const BEAT_MS = 5_000;
+/** How often pauses, limits and ports are looked at, and lanes reported. */
+const LOOK_MS = 1_000;
+/** Nudged from outside, it reads pauses this much later: one may have been made or ended. */
+const NUDGED_LOOK_MS = 50;
 /** Below the silence after which a run counts as lost (jobs/), with room for a slow clock. */
 const BEAT_AGE_MAX_MS = 40_000;
 const STOP_MAX_MS = 18_000;
+/** A journal that refused a line is tried again after this. */
+const UNWRITABLE_MS = 5_000;
 /** How often what the database says we hold is compared with what we know. */
 const STRAYS_MS = 60_000;
 const STRAYS_MAX = 5_000;
-/** Lanes that have nothing left are forgotten above this number. */
-const LANES_MAX = 5_000;
 /** What messages from the blob store may take of memory at once; one in pieces counts as WHOLE_MAX_BYTES. */
 const LARGE_BYTES_MAX = 96 * 1024 * 1024;
 
-const limitsOf = (lane: string): typeof MX_LANE =>
-  lane.startsWith('mx:') ? MX_LANE : TRUSTED_LANE;
+const NOTHING_LEARNED: Learned = { signal: { kind: 'nothing' }, pause: null, isBlocked: false };
+
 const keyOf = (at: { readonly emailId: string; readonly position: number }): string =>
   `${at.emailId}/${at.position}`;
+const byTime = (a: ClaimedDelivery, b: ClaimedDelivery): number =>
+  a.emailId === b.emailId ? a.position - b.position : a.emailId < b.emailId ? -1 : 1;
+const sum = (numbers: readonly number[]): number => numbers.reduce((all, one) => all + one, 0);
+const sleep = (ms: number): Promise<void> => new Promise((resolve) => setTimeout(resolve, ms));
 
 export async function startWorker(options: WorkerOptions): Promise<Worker> {
-  const { store, log } = options;
+  const { store, log, nextHops, watch } = options;
+  const now = (): number => performance.now();
   const epoch = randomUUID();
-  const journal: Journal = openJournal(options.journalFolder, {
-    epoch,
-    pid: process.pid,
-    startTime: options.processStartTime,
-  });
+  const journal: Journal = openJournal(
+    options.journalFolder,
+    {
+      epoch,
+      pid: process.pid,
+      startTime: options.processStartTime,
+    },
+    (error) => log.warn({ err: error }, 'the journal cannot be synced or made smaller now'),
+  );
   await beat(store.pool, epoch);
-  const lanes = new Map<string, Lane>();
   /** Claimed and not yet settled in the database. */
   const held = new Set<string>();
   /** Begun, and the final dot may have left. */
   const dotted = new Set<string>();
+  /** Bytes of messages that were claimed and not begun. */
+  let queuedBytes = 0;
   let largeBytes = 0;
-  let lastBeatAt = performance.now();
+  /** Of messages that were begun and not decided. */
+  let openBytes = 0;
+  const brake = createBrake(now);
+  let lastBeatAt = now();
+  /** No final dot leaves any more. */
+  let sealed = false;
+  /** This run is taken off the list by itself. */
+  let isRetired = false;
+  /** Until then nothing is begun that could not be completed. */
+  let unwritableUntil = -Infinity;
   let stopping = false;
   let wakeUp: (() => void) | null = null;
   let nudged = false;
+  let pauses: Pauses = NO_PAUSES;
 
-  const settler = createSettler({
-    store,
-    journal,
-    log,
-    onSettled(batch, waiting) {
-      for (const settlement of batch) {
-        held.delete(keyOf(settlement));
-        dotted.delete(keyOf(settlement));
-      }
-      nudge();
-      if (waiting.length > 0) options.onWaiting(waiting);
-    },
-  });
-
-  const d: AttemptDependencies = {
-    ...options.attempts,
-    onDot(delivery) {
-      // Somebody else may have it by now; before the dot it is safe to leave it to them.
-      if (sealed || isLeaseOld()) throw new Error('the lease is gone');
-      journal.dot(delivery);
-      dotted.add(keyOf(delivery));
-    },
-  };
-  /** No final dot leaves any more. */
-  let sealed = false;
-  const isLeaseOld = (): boolean => performance.now() - lastBeatAt > BEAT_AGE_MAX_MS;
-
-  const work = async (line: Line, delivery: ClaimedDelivery): Promise<void> => {
-    while (settler.isBehind() && !stopping) await sleep(100);
-    const isLarge = delivery.raw === null;
-    const memoryBytes = Math.min(delivery.rawSizeBytes, WHOLE_MAX_BYTES);
-    while (isLarge && !stopping && largeBytes > 0 && largeBytes + memoryBytes > LARGE_BYTES_MAX) {
-      await sleep(20);
-    }
-    if (stopping || isLeaseOld()) {
-      await giveBack([delivery]);
-      return;
-    }
-    if (isLarge) largeBytes += memoryBytes;
-    const settlement = await decide(line, delivery);
-    if (isLarge) largeBytes -= memoryBytes;
-    try {
-      journal.result(settlement);
-    } catch (error) {
-      log.warn(
-        { err: error },
-        'the journal cannot be written; the result goes to the database only',
-      );
-    }
-    settler.add(settlement);
-  };
-
-  const decide = async (line: Line, delivery: ClaimedDelivery): Promise<Settlement> => {
-    const about = {
-      tenantId: delivery.tenantId,
-      emailId: delivery.emailId,
-      position: delivery.position,
-      attempt: delivery.attempt,
-      recipientCount: delivery.recipientCount,
-      epoch,
-    };
-    try {
-      const { verdict, evidence } = await attempt(d, line, delivery);
-      const delayMs =
-        verdict === 'unknown'
-          ? UNKNOWN_DELAY_MS
-          : nextDelayMs(options.retryScheduleMs, delivery.attempt, options.random());
-      return { ...about, verdict, evidence, delayMs };
-    } catch (error) {
-      // A fault of ours: the peer is not to blame and the mail must not be lost over it.
-      log.error(
-        { err: error, email: delivery.emailId, attempt: delivery.attempt },
-        'attempt broke',
-      );
-      line.session?.close();
-      line.session = null;
-      return {
-        ...about,
-        verdict: 'deferred',
-        delayMs: nextDelayMs(options.retryScheduleMs, delivery.attempt, options.random()),
-        evidence: {
-          ...NO_EVIDENCE,
-          cause: 'internal',
-          enhanced: '4.3.0',
-          reply: 'An internal fault interrupted the attempt; it is tried again.',
-        },
-      };
-    }
-  };
-
-  const laneOf = (name: string): Lane => {
-    const known = lanes.get(name);
-    if (known !== undefined) return known;
-    if (lanes.size >= LANES_MAX) {
-      for (const [other, lane] of lanes) {
-        if (lane.queued() + lane.active() === 0) lanes.delete(other);
-      }
-    }
-    const lane = createLane({ name, connectionsMax: limitsOf(name).connectionsMax, work });
-    lanes.set(name, lane);
-    return lane;
-  };
-
-  const giveBack = async (deliveries: readonly ClaimedDelivery[]): Promise<void> => {
-    if (deliveries.length === 0) return;
-    for (const delivery of deliveries) held.delete(keyOf(delivery));
-    try {
-      await release(store, epoch, { held: deliveries, begun: false });
-    } catch (error) {
-      log.warn({ err: error }, 'claimed deliveries could not be given back now');
-      straysCheckedAt = -Infinity;
-    }
-  };
-
-  const sleep = (ms: number): Promise<void> => new Promise((resolve) => setTimeout(resolve, ms));
   const nudge = (): void => {
     nudged = true;
     wakeUp?.();
@@ -217,38 +142,177 @@ export async function startWorker(options: WorkerOptions): Promise<Worker> {
     nudged = false;
   };
 
+  const settler = createSettler({
+    store,
+    journal,
+    log,
+    outcomes: options.outcomes,
+    onSettled(batch, waiting) {
+      for (const settlement of batch) {
+        held.delete(keyOf(settlement));
+        dotted.delete(keyOf(settlement));
+      }
+      nudge();
+      if (waiting.length > 0) options.onWaiting(waiting);
+    },
+  });
+
+  const isLeaseOld = (): boolean => now() - lastBeatAt > BEAT_AGE_MAX_MS;
+  const attempts: AttemptDependencies = {
+    ...options.attempts,
+    onDot(delivery) {
+      // Somebody else may have it by now; before the dot it is safe to leave it to them.
+      if (sealed || isLeaseOld()) throw new Error('the lease is gone');
+      try {
+        journal.dot(delivery);
+      } catch (error) {
+        if (now() > unwritableUntil) {
+          log.error({ err: error }, 'the journal cannot be written, so no message is completed');
+        }
+        unwritableUntil = now() + UNWRITABLE_MS;
+        throw error;
+      }
+      dotted.add(keyOf(delivery));
+    },
+  };
+
+  const record = (settlement: Settlement): void => {
+    try {
+      journal.result(settlement);
+    } catch (error) {
+      log.warn({ err: error }, 'the journal cannot be written; the result is in the database only');
+    }
+  };
+
+  const work = async (
+    lane: Lane,
+    line: Line,
+    group: readonly [Planned, ...Planned[]],
+  ): Promise<Learned> => {
+    const deliveries = group.map(({ delivery }) => delivery);
+    const [{ delivery: first }] = group;
+    const rawBytes = sum(deliveries.map(({ raw }) => raw?.length ?? 0));
+    queuedBytes -= rawBytes;
+    while (settler.isBehind() && !stopping) await sleep(100);
+    const isLarge = first.raw === null;
+    const memoryBytes = Math.min(first.rawSizeBytes, WHOLE_MAX_BYTES);
+    while (isLarge && !stopping && largeBytes > 0 && largeBytes + memoryBytes > LARGE_BYTES_MAX) {
+      await sleep(20);
+    }
+    if (stopping || isLeaseOld()) {
+      await giveBack(deliveries, { wasQueued: false });
+      return NOTHING_LEARNED;
+    }
+    if (isLarge) largeBytes += memoryBytes;
+    openBytes += rawBytes;
+    const outcome = await decide({ ...options, attempts, epoch, onSent: record }, line, {
+      lane,
+      group,
+      pauses: lanes.limitsOf(lane).pauses,
+    });
+    if (isLarge) largeBytes -= memoryBytes;
+    openBytes -= rawBytes;
+    for (const settlement of outcome.settlements) {
+      record(settlement);
+      settler.add(settlement);
+    }
+    await giveBack(outcome.unbegun, { wasQueued: false });
+    return outcome.learned;
+  };
+
+  const returns = createReturns(async (deliveries) => {
+    try {
+      await release(store, epoch, { held: deliveries, begun: false });
+    } catch (error) {
+      log.warn({ err: error }, 'claimed deliveries could not be given back now');
+      straysCheckedAt = -Infinity;
+    }
+  });
+  const giveBack = async (
+    deliveries: readonly ClaimedDelivery[],
+    { wasQueued = true } = {},
+  ): Promise<void> => {
+    if (deliveries.length === 0) return;
+    for (const delivery of deliveries) {
+      held.delete(keyOf(delivery));
+      if (wasQueued) queuedBytes -= delivery.raw?.length ?? 0;
+    }
+    await returns.add(deliveries);
+  };
+
+  const rooms = createRooms();
+  const lanes = createLaneSet({
+    providers: options.providers,
+    workers: options.workers,
+    rooms,
+    watch,
+    now,
+    random: options.random,
+    egresses: () => new Set([...nextHops.policy().pools.values()].flat().map(({ name }) => name)),
+    maySpill: () => maySpill(nextHops),
+    work,
+    onChange: nudge,
+  });
+  await lanes.restore(store.pool);
+
+  const ways = createWays({
+    nextHops,
+    watch,
+    log,
+    laneOf: (destination, egress) => lanes.byName.get(rooms.laneOf(destination, egress) ?? ''),
+  });
+  const planner = createPlanner({
+    now,
+    egressFor: ways.egressFor,
+    find: ways.find,
+    isKnown: rooms.isKnown,
+    onFound(deliveries, way) {
+      const { lane, hops } = lanes.laneOf(deliveries[0]!.lane, way);
+      const allowed = deliveries.filter((delivery) => !stopping && !isPaused(delivery));
+      const taken = new Set(allowed.slice(0, lane.spare()));
+      lane.add(...[...taken].map((delivery) => ({ delivery, hops })));
+      if (lane.closedBy() !== null) brake.note(deliveries.length - taken.size);
+      void giveBack(deliveries.filter((delivery) => !taken.has(delivery)));
+    },
+  });
+  const isPaused = ({ tenantId, lane }: ClaimedDelivery): boolean =>
+    pauses.all || pauses.tenants.has(tenantId) || pauses.destinations.has(lane);
+
+  /** What was claimed and may not begin now, taken back from where it waits. */
+  const takeHeldUp = (): readonly ClaimedDelivery[] => [
+    ...planner.takeSlow(),
+    ...planner.takeWaiting(isPaused),
+    ...[...lanes.byName.values()].flatMap((lane) => {
+      if (lane.queued() === 0) return [];
+      const isClosed = lane.closedBy() !== null || lane.isStalled();
+      return lane.takeQueued(isClosed ? undefined : isPaused);
+    }),
+  ];
+
+  const courtesy = createCourtesy({ now, busy: createBusyMeter() });
+  let cursors: ClaimCursors = {};
   const claimLoop = async (): Promise<void> => {
     while (!stopping) {
-      if (settler.isBehind()) {
+      if (settler.isBehind() || now() < unwritableUntil) {
         await pause(250);
         continue;
       }
-      if (performance.now() - straysCheckedAt > STRAYS_MS && !(await releaseStrays())) {
+      if (now() - straysCheckedAt > STRAYS_MS && !(await releaseStrays())) {
         await sleep(500);
         continue;
       }
-      const stalled = [...lanes.values()].filter((lane) => lane.isStalled());
-      await giveBack(stalled.flatMap((lane) => lane.takeQueued()));
-      const room = findRoom();
-      if (room === 0) {
+      await giveBack(takeHeldUp());
+      const bytes = { queuedBytes, openBytes };
+      const crowd = lookAtCrowd(lanes.byName.values(), { waiting: planner.waiting(), ...bytes });
+      if (crowd.room === 0 || pauses.all) {
         await pause(POLL_MS);
         continue;
       }
       try {
-        const busy = [...lanes.values()].filter(
-          (lane) => lane.isStalled() || lane.queued() >= limitsOf(lane.name).queuedMax,
-        );
-        const claimed = await claim(store, {
-          epoch,
-          max: room,
-          perTenant: Math.min(room, PER_TENANT_MAX),
-          exceptLanes: busy.map(({ name }) => name),
-        });
-        for (const delivery of claimed) {
-          held.add(keyOf(delivery));
-          laneOf(delivery.lane).add(delivery);
-        }
-        if (claimed.length === 0) await pause(POLL_MS);
+        const { count, waitMs } = await claimSome(crowd);
+        if (count > 0) continue;
+        await sleep(EMPTY_MS);
+        await pause(Math.min(POLL_MS, waitMs ?? POLL_MS));
       } catch (error) {
         log.warn({ err: error }, 'nothing can be claimed now; trying again');
         straysCheckedAt = -Infinity; // it may have happened all the same
@@ -257,26 +321,58 @@ export async function startWorker(options: WorkerOptions): Promise<Worker> {
     }
   };
 
-  /** How much may be claimed; 0 rather than a few, so that claims stay worth their cost. */
-  const findRoom = (): number => {
-    const all = [...lanes.values()];
-    const queued = all.reduce((sum, lane) => sum + lane.queued(), 0);
-    const active = all.reduce((sum, lane) => sum + lane.active(), 0);
-    const room = Math.min(CLAIM_MAX, QUEUED_MAX - queued, ACTIVE_MAX - active);
-    return room < CLAIM_MAX / 4 ? 0 : room;
+  /** How many there were; `waitMs`: for whom more are held back until then, or null. */
+  const claimSome = async ({
+    room: max,
+    mayTry,
+  }: Crowd): Promise<{ readonly count: number; readonly waitMs: number | null }> => {
+    const slow = planner.slow();
+    const slowOnes = new Set(slow);
+    const offer = rooms.offer({
+      lanes: lanes.byName,
+      isOut: (destination) => pauses.destinations.has(destination) || slowOnes.has(destination),
+      hasOtherWay: ways.hasOther,
+      mayTry,
+      mayAsk: mayTry && !planner.isBusy() && lanes.mayAsk() && !brake.isOn(),
+    });
+    const { except, perTenant, waitMs } = courtesy.next();
+    const { deliveries, cursors: next } = await claim(store, {
+      epoch,
+      max,
+      perTenant: Math.min(max, perTenant ?? PER_TENANT_MAX),
+      exceptLanes: [...offer.exceptLanes, ...pauses.destinations, ...slow],
+      exceptTenants: [...pauses.tenants, ...except],
+      rooms: offer.rooms,
+      roomOfOthers: offer.roomOfOthers,
+      cursors,
+    });
+    cursors = next;
+    const counts = new Map<string, number>();
+    for (const delivery of deliveries) {
+      held.add(keyOf(delivery));
+      queuedBytes += delivery.raw?.length ?? 0;
+      counts.set(delivery.lane, (counts.get(delivery.lane) ?? 0) + 1);
+    }
+    rooms.note(counts);
+    courtesy.note(deliveries);
+    // Ids tell the time: first come first, and recipients of one email side by side.
+    planner.add(deliveries.toSorted(byTime));
+    return { count: deliveries.length, waitMs };
   };
 
   /** A claim whose answer was lost may have happened: what the database says we hold and we do not know, we give back. */
-  let straysCheckedAt = performance.now();
+  let straysCheckedAt = now();
   const releaseStrays = async (): Promise<boolean> => {
     try {
+      // What is given back twice might have been claimed again in between.
+      await returns.drain();
       const strays = (await heldBy(store.pool, epoch, STRAYS_MAX)).filter(
         (one) => !held.has(keyOf(one)),
       );
       await release(store, epoch, { held: strays, begun: false });
       if (strays.length > 0)
         log.warn({ strays: strays.length }, 'gave back what was claimed unseen');
-      straysCheckedAt = performance.now();
+      straysCheckedAt = now();
       return true;
     } catch (error) {
       log.debug({ err: error }, 'the database is still away');
@@ -285,34 +381,78 @@ export async function startWorker(options: WorkerOptions): Promise<Worker> {
   };
 
   const beatLoop = setInterval(() => {
-    const beganAt = performance.now();
-    beat(store.pool, epoch).then(
-      () => {
-        lastBeatAt = beganAt;
+    const beganAt = now();
+    renew(store.pool, epoch).then(
+      (isOurs) => {
+        if (isOurs) lastBeatAt = beganAt;
+        if (isOurs || isRetired) return;
+        // Neither a dot nor a claim by this run any more: whoever took over has decided.
+        sealed = true;
+        stopping = true;
+        log.error('this worker was silent for so long that what it held was given to others');
+        options.onLost();
       },
       (error: unknown) => log.warn({ err: error }, 'heartbeat not stored'),
     );
   }, BEAT_MS);
 
+  let looking: Promise<void> | null = null;
+  const applyPauses = async (): Promise<void> => {
+    pauses = await readPauses(store.pool);
+    lanes.look(pauses);
+  };
+  const look = async (): Promise<void> => {
+    try {
+      await applyPauses();
+      await lanes.report(store.pool);
+    } catch (error) {
+      log.debug({ err: error }, 'pauses cannot be read, or lanes not be reported now');
+      lanes.look(pauses);
+    }
+  };
+  await look();
+  const lookLoop = setInterval(() => {
+    looking ??= look().finally(() => {
+      looking = null;
+    });
+  }, LOOK_MS);
+  let again: NodeJS.Timeout | null = null;
+  const nudgeFromOutside = (): void => {
+    nudge();
+    again ??= setTimeout(() => {
+      again = null;
+      applyPauses().then(nudge, () => undefined); // the next look says why not
+    }, NUDGED_LOOK_MS);
+  };
+
+  const takeAllQueued = (): readonly ClaimedDelivery[] => [
+    ...planner.takeWaiting(() => true),
+    ...[...lanes.byName.values()].flatMap((lane) => lane.takeQueued()),
+  ];
   const claiming = claimLoop();
   return {
     epoch,
-    nudge,
+    nudge: nudgeFromOutside,
     async stop() {
       stopping = true;
       nudge();
-      const notBegun = [...lanes.values()].flatMap((lane) => lane.takeQueued());
+      clearInterval(lookLoop);
       const isDone = Promise.all([
-        claiming.then(() => giveBack([...lanes.values()].flatMap((lane) => lane.takeQueued()))),
-        giveBack(notBegun),
-        ...[...lanes.values()].map((lane) => lane.stop()),
-      ]).then(() => settler.drain());
+        giveBack(takeAllQueued()),
+        claiming.then(() => giveBack(takeAllQueued())),
+        ...[...lanes.byName.values()].map((lane) => lane.stop()),
+      ])
+        .then(() => settler.drain())
+        .then(() => returns.drain());
       const late = new Promise<false>((resolve) => {
         setTimeout(() => resolve(false), STOP_MAX_MS).unref();
       });
       if (await Promise.race([isDone.then(() => true), late])) {
         clearInterval(beatLoop);
         settler.end();
+        await looking;
+        await lanes.report(store.pool).catch(() => undefined);
+        isRetired = true;
         await retire(store.pool, epoch).catch(() => undefined);
         journal.end();
         return;

@@ -193,6 +193,7 @@ test('what is signed is what a session sends', async () => {
         verify: false,
         login: null,
         helloName: 'sender.example',
+        source: null,
         trusted: true,
       },
       () => ({ ok: true }),
@@ -219,7 +220,7 @@ test('what is signed is what a session sends', async () => {
       const fields = await signing.sign({ message, keys, signedAt });
       const result = await session.send({
         mailFrom: 'ann@sender.example',
-        rcptTo: 'bob@receiver.example',
+        recipients: ['bob@receiver.example'],
         body: [fields, message],
         sizeBytes: fields.length + message.length,
         onDot: () => undefined,

@@ -7,12 +7,8 @@ import { join } from 'node:path';
 import { suite } from 'uvu';
 import * as assert from 'uvu/assert';
 import { SMTPServer } from 'smtp-server';
-import {
-  openSession,
-  type MessageBody,
-  type SendResult,
-  type Target,
-} from '../../src/delivery/session.ts';
+import type { MessageBody } from '../../src/delivery/message-source.ts';
+import { openSession, type SendResult, type Target } from '../../src/delivery/session.ts';
 import { createSigning, type Signing } from '../../src/delivery/signing.ts';
 import { openMessage, WHOLE_MAX_BYTES } from '../../src/delivery/stored-bytes.ts';
 import { generateKeyPair, hashSmallBody, signMessage, signPieces } from '../../src/mail/dkim.ts';
@@ -77,6 +73,7 @@ const targetAt = (port: number): Target => ({
   verify: false,
   login: null,
   helloName: 'sender.example',
+  source: null,
   trusted: true,
 });
 
@@ -89,7 +86,7 @@ async function sendTo(
   if ('cause' in session) throw new Error(session.message);
   const result = await session.send({
     mailFrom: 'a@sender.example',
-    rcptTo: 'b@recipient.test',
+    recipients: ['b@recipient.test'],
     body,
     sizeBytes: about.sizeBytes,
     onDot: about.onDot ?? (() => undefined),
@@ -246,7 +243,7 @@ test('an answer in the middle of a message ends the connection, and a 250 there 
     if ('cause' in session) throw new Error(session.message);
     const result = await session.send({
       mailFrom: 'a@sender.example',
-      rcptTo: 'b@recipient.test',
+      recipients: ['b@recipient.test'],
       body: sliced(oddMessage(bytes), 65_536),
       sizeBytes: bytes,
       onDot: () => undefined,
@@ -266,8 +263,7 @@ test('an answer in the middle of a message ends the connection, and a 250 there 
 });
 
 test('an answer to the dot that is neither yes nor no leaves it unknown, and ends the connection', async () => {
-  // One answer too many: the 354 comes where the answer to the dot is awaited.
-  const peer = await startRawPeer({ on: { RCPT: [{ reply: '250 ok' }, { reply: '250 again' }] } });
+  const peer = await startRawPeer({ on: { dot: { reply: '354 go ahead' } } });
   const message = messageOf(100, 'text\r\n');
   const result = await sendTo(peer.port, [message], { sizeBytes: message.length });
   assert.is(result.kind, 'lost');
