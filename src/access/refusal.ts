@@ -28,6 +28,8 @@ const kinds = {
   // The contract has no 409 for a batch, and the name is what clients look at.
   invalid_idempotent_batch: { status: 422, name: 'invalid_idempotent_request' },
   email_not_scheduled: { status: 422, name: 'validation_error' },
+  nothing_to_release: { status: 422, name: 'validation_error' },
+  message_missing: { status: 422, name: 'validation_error' },
   invalid_parameter: { status: 422, name: 'invalid_parameter' },
   domain_not_verified: { status: 422, name: 'validation_error' },
   domain_exists: { status: 422, name: 'validation_error' },

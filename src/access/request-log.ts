@@ -35,6 +35,8 @@ export interface RequestLogWriter {
 }
 
 const FLUSH_MS = 250;
+/** So many do not wait for that: what lies for long becomes old garbage, and memory grows. */
+const FLUSH_ROWS = 100;
 const BATCH_MAX = 500;
 const BATCH_MAX_BYTES = 4 * 1024 * 1024;
 const WAITING_MAX = 10_000;
@@ -147,7 +149,7 @@ export function createRequestLogWriter(d: {
       const row = toRow(request);
       waiting.push(row);
       waitingBytes += row.sizeBytes;
-      if (waiting.length >= BATCH_MAX) tick();
+      if (waiting.length >= FLUSH_ROWS) tick();
       dropOldest();
     },
     async catchUp() {

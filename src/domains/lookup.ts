@@ -64,6 +64,11 @@ export interface DomainLookup {
   signer(tenantId: string, domainId: string): Promise<Signer | null>;
   /** The same for the tenant's domain of this name (A-labels, lower case). */
   signerByName(tenantId: string, name: string): Promise<Signer | null>;
+  /**
+   * Whether our inbound listener takes mail for this domain (A-labels, lower case), whoever's it is: one that receives,
+   * or one where bounces come home.
+   */
+  takesMail(name: string): Promise<boolean>;
 }
 
 const FACTS =
@@ -116,6 +121,17 @@ export function createDomainLookup(pool: Pool, sealingKey: Buffer): DomainLookup
     }));
     return { domain: first.name, returnPathLabel: first.return_path_label, keys };
   });
+  // As the listener decides at RCPT (receiving/).
+  const takers = remember(DOMAIN_CACHE_MS, async (name) => {
+    const ends = name.split('.').map((_, at, labels) => labels.slice(at).join('.'));
+    const { rows } = await pool.query({
+      name: 'takes-mail',
+      text: `select 1 from sending_domain where name = any ($2::text[])
+        and ((name = $1 and receiving and receiving_verified) or return_path_label || '.' || name = $1) limit 1`,
+      values: [name, ends],
+    });
+    return rows.length > 0;
+  });
   const findSigner: DomainLookup['signer'] = async (tenantId, domainId) => {
     const key = `${tenantId} ${domainId}`;
     const [state, signer] = await Promise.all([states.get(key), signers.get(key)]);
@@ -126,6 +142,7 @@ export function createDomainLookup(pool: Pool, sealingKey: Buffer): DomainLookup
     sendingDomain: (tenantId, name) => domains.get(`${tenantId} ${name}`),
     domainState: (tenantId, domainId) => states.get(`${tenantId} ${domainId}`),
     signer: findSigner,
+    takesMail: (name) => takers.get(name),
     async signerByName(tenantId, name) {
       const domain = await domains.get(`${tenantId} ${name}`);
       return domain === null ? null : findSigner(tenantId, domain.id);

@@ -113,6 +113,8 @@ export interface SubmittedMessage {
    * envelope is added here. Looked at with an idempotency key only.
    */
   readonly fingerprint: string;
+  /** It goes out whatever MTA-STS and DANE say; for our TLS reports only. */
+  readonly ignoresTlsPolicy?: boolean;
 }
 
 /**
@@ -120,7 +122,7 @@ export interface SubmittedMessage {
  * Throws a Refusal.
  */
 export async function acceptMessage(
-  d: AcceptDependencies,
+  d: Omit<AcceptDependencies, 'templates' | 'filled'>,
   caller: Caller,
   send: Sending & { readonly message: SubmittedMessage },
 ): Promise<Accepted> {
@@ -165,6 +167,7 @@ export async function acceptMessage(
       templateId: null,
       recipients,
       author,
+      ignoresTlsPolicy: message.ignoresTlsPolicy === true,
       stored: await placeMessage(d.blobs, message),
     },
   );

@@ -126,7 +126,7 @@ async function makeAll(
   try {
     await attemptEach(complete, refusals, async (email) => {
       if (email === null) return null;
-      const one = await makeEmail(d, email, { ...send, caller, suppressed });
+      const one = await makeEmail(d, email, { ...send, isOfBatch: true, caller, suppressed });
       made.push(one);
       return one;
     });

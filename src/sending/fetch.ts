@@ -52,7 +52,7 @@ const OVERHEAD_BYTES_MAX = 1024 * 1024;
 const OVERHEAD_LOOK_MS = 50;
 const REDIRECTS: ReadonlySet<number> = new Set([301, 302, 303, 307, 308]);
 /** RFC 9110 §15.5.9, RFC 8470 §5.2, RFC 6585 §4: the only 4xx that ask to come again. */
-const TRANSIENT_STATUSES: ReadonlySet<number> = new Set([408, 425, 429]);
+export const TRANSIENT_STATUSES: ReadonlySet<number> = new Set([408, 425, 429]);
 const BODY_ENDS = ['content-length', 'transfer-encoding'] as const;
 const PLAIN_CODINGS = [
   ['content-encoding', 'identity'],
@@ -86,8 +86,7 @@ export async function fetchToFile(
   try {
     return await follow(d, order);
   } catch (error) {
-    if (error instanceof FaultError) return error.fault;
-    if (order.signal.aborted)
+    if (order.signal.aborted && !(error instanceof FaultError))
       return { kind: 'transient', reason: `it took longer than ${FETCH_MAX_MS / 1_000} seconds` };
     return faultOf(error);
   }
@@ -125,21 +124,7 @@ async function visit(
   order: FetchOrder,
 ): Promise<Fetched | { readonly location: string }> {
   const { signal } = order;
-  const socket = await dialAny(d, target, signal);
-  let isTaken = false;
-  const client = new Client(target.url.origin, {
-    // The one checked connection; the engine may not make another. It expects its answer in a later turn.
-    connect: (_options, done) => {
-      const isLost = isTaken || socket.destroyed;
-      isTaken = true;
-      process.nextTick(() => {
-        if (isLost) done(new Error('the connection was lost'), null);
-        else done(null, socket);
-      });
-    },
-    maxHeaderSize: HEADER_BYTES_MAX,
-    allowH2: false,
-  });
+  const { client, socket } = await openWeb(d, target, signal);
   const progress = { bytes: 0, isBroken: false };
   socket.on('error', (error: NodeJS.ErrnoException) => {
     progress.isBroken ||= error.code === 'ECONNRESET';
@@ -168,6 +153,33 @@ async function visit(
     socket.destroy();
     await client.destroy().catch(() => undefined);
   }
+}
+
+/**
+ * A client with one connection to where the URL leads, made as said above; the caller destroys both. Throws what
+ * `faultOf` reads.
+ */
+export async function openWeb(
+  d: FetchDependencies,
+  target: WebTarget,
+  signal: AbortSignal,
+): Promise<{ readonly client: Client; readonly socket: Socket }> {
+  const socket = await dialAny(d, target, signal);
+  let isTaken = false;
+  const client = new Client(target.url.origin, {
+    // The one checked connection; the engine may not make another. It expects its answer in a later turn.
+    connect: (_options, done) => {
+      const isLost = isTaken || socket.destroyed;
+      isTaken = true;
+      process.nextTick(() => {
+        if (isLost) done(new Error('the connection was lost'), null);
+        else done(null, socket);
+      });
+    },
+    maxHeaderSize: HEADER_BYTES_MAX,
+    allowH2: false,
+  });
+  return { client, socket };
 }
 
 /** Where a redirect leads, or null for a response whose body is the file. */
@@ -375,7 +387,8 @@ async function unlessAborted<T>(promise: Promise<T>, signal: AbortSignal): Promi
 }
 
 /** What the engine, the socket or the disk said, in words without addresses. */
-function faultOf(error: unknown): Fault {
+export function faultOf(error: unknown): Fault {
+  if (error instanceof FaultError) return error.fault;
   const code = error instanceof Error && 'code' in error ? String(error.code) : '';
   if (DISK_CODES.has(code)) throw error;
   if (code === 'ECONNREFUSED') {

@@ -18,14 +18,17 @@ export interface NewEmailDependencies {
   readonly store: Store;
   readonly blobs: BlobStore;
   readonly now: () => Date;
-  /** The lane of a recipient's domain (A-labels). */
-  readonly laneOf: (domain: string) => string;
+  /** The destination of a recipient's domain for a sender (store/destination.ts); both domains in A-labels. */
+  readonly laneOf: (
+    domain: string,
+    sender: { readonly tenantId: string; readonly domain: string },
+  ) => string;
   readonly lifetimeMs: number;
 }
 
 /** Where a request came from, for the timeline. */
 export interface Origin {
-  readonly via: 'http' | 'smtp';
+  readonly via: 'http' | 'smtp' | 'tls_report';
   readonly requestId: string;
   readonly userAgent: string | null;
   readonly address: string | null;
@@ -36,6 +39,8 @@ export interface NewEmailFacts {
   readonly caller: Caller;
   readonly origin: Origin;
   readonly idempotencyKey: string | null;
+  /** It came with others in one request. */
+  readonly isOfBatch?: boolean;
   /** Of the recipients: those that the tenant does not send to any more, normalized. */
   readonly suppressed: ReadonlySet<string>;
 }
@@ -60,6 +65,8 @@ interface Composed {
   readonly templateId: string | null;
   readonly recipients: readonly Mailbox[];
   readonly author: AuthorDomain;
+  /** One of our TLS reports. */
+  readonly ignoresTlsPolicy?: boolean;
   readonly stored: StoredMessage;
 }
 
@@ -122,14 +129,15 @@ export async function makeEmail(
 /** The rows of an email whose message is stored. */
 export function describeEmail(
   d: NewEmailDependencies,
-  { caller, origin, idempotencyKey, suppressed }: NewEmailFacts,
+  { caller, origin, idempotencyKey, suppressed, isOfBatch = false }: NewEmailFacts,
   email: Composed,
 ): NewEmail {
   const { from, scheduledAt, author, stored } = email;
   const orNull = <T>(list: readonly T[]): readonly T[] | null => (list.length > 0 ? list : null);
+  const sender = { tenantId: caller.tenantId, domain: from.domain };
   const deliveries = email.recipients.map(({ address, domain }): NewDelivery => ({
     recipient: address,
-    lane: d.laneOf(domain),
+    lane: d.laneOf(domain, sender),
     isSuppressed: suppressed.has(normalizedAddress(address)),
   }));
   const withheld = deliveries.filter(({ isSuppressed }) => isSuppressed);
@@ -172,15 +180,18 @@ export function describeEmail(
     blobKey: stored.blobKey,
     rawSizeBytes: stored.rawSizeBytes,
     needsSmtpUtf8: stored.needsSmtpUtf8,
+    ignoresTlsPolicy: email.ignoresTlsPolicy === true,
     signingTenantId: author.signingTenantId,
     signingDomainId: author.signingDomainId,
     deliveries,
+    isBulk: isOfBatch || deliveries.length > 1,
     lifetimeMs: d.lifetimeMs,
     timelineId: newId(),
     accepted: {
       via: origin.via,
       request_id: origin.requestId,
-      api_key_id: caller.keyId,
+      // Our own mail comes with no key.
+      api_key_id: origin.via === 'tls_report' ? null : caller.keyId,
       user_agent: origin.userAgent,
       remote_address: origin.address,
       idempotency_key: idempotencyKey,

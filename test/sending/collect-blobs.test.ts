@@ -58,6 +58,34 @@ test('only what is old and has no row goes', async () => {
   assert.not(await isThere(young));
 });
 
+test('nothing that is still to be sent, or could be released, loses its message, however old', async () => {
+  const states = [
+    'scheduled',
+    'preparing',
+    'ready',
+    'in_flight',
+    'deferred',
+    'unknown',
+    'failed',
+    'bounced',
+  ];
+  const keys = new Map<string, string>();
+  for (const state of states) {
+    const key = await blob(400 * DAY_MS);
+    const [id] = await queue.enqueue(1, { raw: null, blobKey: key });
+    await queue.store.pool.query(
+      `update delivery set state = $2, due_at = now() - interval '400 days',
+         expires_at = now() - interval '396 days' where email_id = $1`,
+      [id, state],
+    );
+    keys.set(state, key);
+  }
+  const orphan = await blob(400 * DAY_MS);
+  assert.is(await collectBlobs(queue.store, blobs, new Date()), 1);
+  assert.not(await isThere(orphan));
+  for (const [state, key] of keys) assert.ok(await isThere(key), state);
+});
+
 test('more than one statement asks about', async () => {
   const orphans = await Promise.all(Array.from({ length: 1_200 }, () => blob(2 * DAY_MS)));
   assert.is(await collectBlobs(queue.store, blobs, new Date()), orphans.length);
