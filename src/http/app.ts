@@ -32,6 +32,8 @@ export interface AppOptions {
   readonly spoolFolder: string;
   /** What is missing for this process to work; empty when it is ready. */
   readonly missing: () => Promise<readonly { what: string; why: string }[]>;
+  /** What does not work as it should while everything asked of this process still does. */
+  readonly degraded: () => Promise<readonly { what: string; why: string }[]>;
 }
 
 const SHOWN_PATH_MAX = 200;
@@ -56,10 +58,10 @@ export function createApp(options: AppOptions): Answerer {
     response.json({ status: 'live' });
   });
   open.get('/health/ready', async (_request, response) => {
-    const missing = await options.missing();
+    const [missing, degraded] = await Promise.all([options.missing(), options.degraded()]);
     response
       .status(missing.length === 0 ? 200 : 503)
-      .json({ status: missing.length === 0 ? 'ready' : 'not_ready', missing });
+      .json({ status: missing.length === 0 ? 'ready' : 'not_ready', missing, degraded });
   });
   addReference(open);
   open.get('/', (_request, response) => {
@@ -103,7 +105,7 @@ function createGate(options: AppOptions) {
   return async (request: Request, response: Response, next: NextFunction): Promise<void> => {
     // Both mounts share this router; express has taken /api off already.
     const path = request.path;
-    const methods = routes.methodsOf(path);
+    let methods = routes.methodsOf(path);
     const method = request.method === 'HEAD' ? 'GET' : request.method;
     const token = bearerToken(request);
     const stranger = request.socket.remoteAddress ?? '';
@@ -113,6 +115,10 @@ function createGate(options: AppOptions) {
     } catch (error) {
       setRate(response, await options.limiter.takeStranger(stranger));
       throw error;
+    }
+    if (caller !== null && isForOperators(path) && !options.verbs.queue.isOperator(caller)) {
+      methods = null; // for them it is as if it did not exist
+      caller = null;
     }
     if (caller !== null) logAnswer(request, response, { caller, writer: options.requestLog });
     const rate = await (caller === null
@@ -141,6 +147,8 @@ function createGate(options: AppOptions) {
     next();
   };
 }
+
+const isForOperators = (path: string): boolean => /^\/queue(\/|$)/.test(path);
 
 /** A link is all that its holder has: requests are counted by address, with those of callers without a key. */
 function createStrangerLimit(limiter: Pick<RateLimiter, 'takeStranger'>) {

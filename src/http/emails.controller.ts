@@ -25,7 +25,8 @@ import { checkIdempotencyKey } from '../sending/idempotency.ts';
 import type { Origin } from '../sending/accept.ts';
 import type { SendEmailRequest, SendEmailTag } from '../sending/request.ts';
 import type { EmailEvent, ProviderError } from '../store/email.ts';
-import type { Trace, TraceRecipient, Waiting } from '../timeline/trace.ts';
+import type { Trace, TraceRecipient } from '../timeline/trace.ts';
+import type { Waiting } from '../timeline/waiting.ts';
 import { callerOf } from './authenticate.ts';
 import { misshapenOf } from './batch-items.ts';
 import { requestIdOf, type ErrorEnvelope } from './envelope.ts';
@@ -142,7 +143,8 @@ export interface TimelineEvent {
   /**
    * `accepted`, `rescheduled`, `canceled`, `suppressed`, `attempt_started`, `delivered`, `deferred`, `bounced`,
    * `complained`, `reported` (what a host wrote later and what changed nothing),
-   * `failed`, `unknown` or `interrupted`.
+   * `failed`, `unknown`, `interrupted`, `delivery_delayed` (put off for hours), `expired`, `released` (sent after all)
+   * or `possible_duplicate` (the attempt after `unknown`).
    */
   type: string;
   /** Null for facts about the whole email. */

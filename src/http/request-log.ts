@@ -15,44 +15,66 @@ export function noteBody(request: Request, _response: Response, next: NextFuncti
   next();
 }
 
+/** What is known of a request before it is answered. */
+interface Noted {
+  readonly caller: Caller;
+  readonly writer: Pick<RequestLogWriter, 'record'>;
+  readonly id: string;
+  readonly startedAt: number;
+  readonly method: string;
+  readonly path: string;
+  answer: { readonly body: unknown } | null;
+  isDone: boolean;
+}
+const NOTED = Symbol('what the request log knows');
+type NotedResponse = Response & { [NOTED]?: Noted };
+
 /** Writes one entry when this request is answered. */
 export function logAnswer(
   request: Request,
-  response: Response,
+  response: NotedResponse,
   d: { readonly caller: Caller; readonly writer: Pick<RequestLogWriter, 'record'> },
 ): void {
+  const { method, path } = request;
   const id = newLogId();
   const startedAt = performance.now();
-  const { method, path } = request;
-  let answer: { readonly body: unknown } | null = null;
-  let isDone = false;
+  response[NOTED] = { ...d, id, startedAt, method, path, answer: null, isDone: false };
+  // The same two functions for all: with closures of its own that know it, a response and all it holds outlives young
+  // garbage collections, and the process needs twice the memory.
+  response.json = jsonAndNote;
+  response.end = endAndRecord as Response['end'];
+}
 
-  const json = response.json.bind(response);
-  response.json = (body: unknown) => {
-    answer ??= { body };
-    return json(body);
-  };
-  const end = response.end.bind(response) as (...given: unknown[]) => Response;
-  response.end = (...given: unknown[]) => {
-    const ended = end(...given);
-    if (!isDone) {
-      isDone = true;
-      d.writer.record({
-        caller: d.caller,
-        id,
-        method,
-        path,
-        userAgent: request.headers['user-agent'] ?? null,
-        requestId: requestIdOf(response),
-        durationMs: Math.round(performance.now() - startedAt),
-        requestBody: bodies.get(request),
-        sizeOf: (placeholder) => spooledOf(request).get(placeholder)?.sizeBytes ?? null,
-        responseStatus: response.statusCode,
-        responseBody: answer === null ? jsonOf(given[0]) : answer.body,
-      });
-    }
-    return ended;
-  };
+/** What the response is without ours. */
+const plainly = (response: NotedResponse): Response => Object.getPrototypeOf(response) as Response;
+
+function jsonAndNote(this: NotedResponse, body: unknown): Response {
+  const noted = this[NOTED];
+  if (noted !== undefined) noted.answer ??= { body };
+  return plainly(this).json.call(this, body);
+}
+
+function endAndRecord(this: NotedResponse, ...given: unknown[]): Response {
+  const end = plainly(this).end as (...args: unknown[]) => Response;
+  const ended = end.apply(this, given);
+  const noted = this[NOTED];
+  if (noted === undefined || noted.isDone) return ended;
+  noted.isDone = true;
+  const request = this.req;
+  noted.writer.record({
+    caller: noted.caller,
+    id: noted.id,
+    method: noted.method,
+    path: noted.path,
+    userAgent: request.headers['user-agent'] ?? null,
+    requestId: requestIdOf(this),
+    durationMs: Math.round(performance.now() - noted.startedAt),
+    requestBody: bodies.get(request),
+    sizeOf: (placeholder) => spooledOf(request).get(placeholder)?.sizeBytes ?? null,
+    responseStatus: this.statusCode,
+    responseBody: noted.answer === null ? jsonOf(given[0]) : noted.answer.body,
+  });
+  return ended;
 }
 
 /** What was written as text at once: refusals. */

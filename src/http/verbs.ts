@@ -8,6 +8,8 @@ import type { Accepted, Sending } from '../sending/accept.ts';
 import type { Spooled } from '../sending/attachments.ts';
 import type { BatchSending } from '../sending/batch.ts';
 import type { PageRequest } from '../access/page.ts';
+import type { QueueOverview } from '../queue/overview.ts';
+import type { NewPause, Pause } from '../queue/pauses.ts';
 import type { DomainVerbs } from '../domains/domains.ts';
 import type { TopicVerbs } from '../audience/topics.ts';
 import type { SignedLinks } from '../access/signed-link.ts';
@@ -22,6 +24,17 @@ import type { SuppressionVerbs } from '../suppressions/suppressions.ts';
 import type { TemplateVerbs } from '../templates/templates.ts';
 import type { Trace } from '../timeline/trace.ts';
 
+/** For operators only. */
+export interface QueueVerbs {
+  isOperator(caller: Caller): boolean;
+  read(): Promise<QueueOverview>;
+  listPauses(): Promise<readonly Pause[]>;
+  /** Throws a Refusal for a tenant that does not exist. */
+  pause(wanted: NewPause): Promise<Pause>;
+  /** False: there is no such pause. */
+  resume(id: string): Promise<boolean>;
+}
+
 export interface Verbs {
   acceptEmail(
     caller: Caller,
@@ -35,10 +48,16 @@ export interface Verbs {
     caller: Caller,
     move: { readonly id: string; readonly scheduledAt: string | null | undefined },
   ): Promise<void>;
+  /** Sends given-up recipients on their way again; which. Throws a Refusal when there are none. */
+  releaseEmail(
+    caller: Caller,
+    about: { readonly id: string; readonly includeUnknown: boolean },
+  ): Promise<readonly string[]>;
   listEmails(caller: Caller, page: PageRequest, filters: EmailFilters): Promise<EmailPage>;
   emailMetrics(caller: Caller, query: MetricsQuery): Promise<EmailMetrics>;
   findEmail(caller: Caller, id: string): Promise<EmailRecord | null>;
   readTrace(caller: Caller, id: string): Promise<Trace | null>;
+  readonly queue: QueueVerbs;
   readonly receiving: ReceivingVerbs;
   /** Makes and opens links that need no API key. */
   readonly links: SignedLinks;

@@ -158,7 +158,7 @@ test('large files, relative and absolute times are the same when they come again
   assert.is(first.status, 200, JSON.stringify(first.body));
   assert.is(batch.status, 200, JSON.stringify(batch.body));
   const [, { id }] = batch.body['data'] as [unknown, { id: string }];
-  await app.untilEvent(id, 'sent', 'delivery_delayed'); // its time has passed
+  await app.untilEvent(id, 'queued', 'sent', 'delivery_delayed'); // its time has passed
   const again = await post('again', email, { path: '/emails' });
   assert.equal(again.body, first.body);
   assert.is(isReplay(again), true);

@@ -200,7 +200,7 @@ test('a timeline has events, recipients and what is waited for', async () => {
   await app.untilEvent(late, 'delivery_delayed');
   const { body } = await app.call('GET', `/emails/${late}/timeline`);
   const waiting = body['waiting'] as Record<string, unknown>;
-  assert.equal(keysOf(waiting), ['code', 'next_attempt_at', 'reason', 'recipients']);
+  assert.equal(keysOf(waiting), ['code', 'next_attempt_at', 'reason', 'recipients', 'remedy']);
   assertInstant(waiting['next_attempt_at']);
   const [recipient] = body['recipients'] as Record<string, unknown>[];
   assert.equal(keysOf(recipient), [
@@ -432,7 +432,7 @@ test('probes answer without a key', async () => {
   assert.equal(live.body, { status: 'live' });
   const ready = await app.call('GET', '/health/ready', { key: null });
   assert.is(ready.status, 200);
-  assert.equal(ready.body, { status: 'ready', missing: [] });
+  assert.equal(ready.body, { status: 'ready', missing: [], degraded: [] });
 });
 
 // ---- rate ------------------------------------------------------------------------------------

@@ -48,6 +48,8 @@ const NAME_OF: Readonly<Record<string, string>> = {
   domain_taken: 'validation_error',
   invalid_idempotent_batch: 'invalid_idempotent_request',
   email_not_scheduled: 'validation_error',
+  nothing_to_release: 'validation_error',
+  message_missing: 'validation_error',
   alias_taken: 'validation_error',
   template_not_published: 'validation_error',
 };

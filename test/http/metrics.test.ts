@@ -86,6 +86,16 @@ const ask = async (query: string): Promise<Metrics> => {
 const column = (metrics: Metrics, name: string, value: string) =>
   metrics.data?.map((row) => [row[name], row[value]]);
 
+test('mail whose last answer was lost is counted for whoever asks', async () => {
+  const range = 'start_date=2025-09-01T00:00:00Z&end_date=2025-09-02T00:00:00Z';
+  await add('2025-09-01T01:00:00Z', 'sent', { code: 'unknown_after_dot' });
+  await add('2025-09-01T02:00:00Z', 'delivery_delayed', { code: 'unknown_after_dot' });
+  await add('2025-09-01T03:00:00Z', 'delivered', { code: 'unknown_after_dot' });
+  await add('2025-09-01T04:00:00Z', 'sent');
+  const { totals, metrics } = await ask(`metrics=unknown,sent&${range}`);
+  assert.equal([metrics, totals], [['unknown', 'sent'], { unknown: 2, sent: 4 }]);
+});
+
 test('the totals of a range, all metrics by default', async () => {
   const { totals, metrics, data, ...rest } = await ask(RANGE);
   assert.equal(rest, {

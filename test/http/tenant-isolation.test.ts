@@ -23,6 +23,7 @@ const operations = Object.entries(document.paths)
 const BODIES: Readonly<Record<string, unknown>> = {
   'patch /emails/{id}': { scheduled_at: 'in 2 hours' },
   'post /emails/{id}/share': {},
+  'post /emails/{id}/release': { include_unknown: true },
   'patch /templates/{id}': { name: 'taken over' },
   'patch /domains/{id}': { open_tracking: true },
   'patch /api-keys/{id}': { name: 'taken over' },
@@ -81,6 +82,7 @@ test.before(async (context) => {
     '/logs': [logs.body.data[0]!.id],
     '/suppressions': [await made('/suppressions', { email: 'gone@recipient.test' })],
     '/topics': [await made('/topics', { name: 'News', default_subscription: 'opt_in' })],
+    '/queue/pauses': [await made('/queue/pauses', { kind: 'destination', name: 'mx:x.test' })],
   };
 });
 test.after(async ({ app }) => {
