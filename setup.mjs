@@ -49,6 +49,10 @@ const VERBS = {
     await build();
     return run(['--import', 'tsx', 'test/bench/main.ts', ...args]);
   },
+  async torture(args) {
+    await build();
+    return run(['--import', 'tsx', 'test/torture/main.ts', ...args]);
+  },
   async test(args) {
     await install();
     await locked(writeRoutes, routesAreFresh);

@@ -1,6 +1,6 @@
 // Runs the tests: `npm test`, or `npm test -- queue smtp` for the files whose path has one of the words.
 //
-// In: every test/**/*.test.ts (not support/, not bench/), each a uvu program. Out: one line per file, the
+// In: every test/**/*.test.ts (not support/, bench/, torture/), each a uvu program. Out: one line per file, the
 // output of failing files, the reasons of skipped tests, and at the end `N passed, N failed`
 // (`, N skipped` may follow).
 //
@@ -18,9 +18,9 @@ const DRAIN_MS = 2_000;
 const CLUSTER_STOP_MS = 15_000;
 const OUTPUT_CHARS_MAX = 200_000;
 const SKIP_LINES_MAX = 200;
-const PARALLEL = Math.max(2, availableParallelism());
+const PARALLEL = availableParallelism() + 1;
 
-const NOT_TESTS = ['support', 'bench'];
+const NOT_TESTS = ['support', 'bench', 'torture'];
 /** The last line of uvu's summary. */
 const SUMMARY_END = /^ {2}Duration: /m;
 const ANSI = new RegExp(`${String.fromCharCode(27)}\\[[0-9;]*m`, 'g');

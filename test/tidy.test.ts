@@ -96,6 +96,7 @@ const PACKAGE_HOME: Readonly<Record<string, readonly string[]>> = {
   agenda: ['jobs'],
   '@agendajs/': ['jobs'],
   'dkim-signer': ['mail'],
+  'dns-packet': ['dns'],
   undici: ['sending/fetch.ts'],
 };
 

@@ -1,4 +1,4 @@
-// The load generator, a process of its own: POSTs the same bytes over keep-alive connections, as fast as
+// The load generator, a process of its own: POSTs the same bytes, or a few in turn, over keep-alive connections, as fast as
 // answers come (closed loop) or at a given rate (latency then counts from the moment a request was due, so
 // that waiting for a free connection is not left out). Reads no more of an answer than its status and its
 // end. Gets orders and gives results over IPC; ends when the parent is gone.
@@ -6,8 +6,8 @@ import { connect, type Socket } from 'node:net';
 
 export interface Order {
   readonly port: number;
-  /** A whole HTTP request. */
-  readonly request: string;
+  /** Whole HTTP requests, sent in turn. */
+  readonly requests: readonly string[];
   readonly count: number;
   readonly connections: number;
   /** Null: closed loop. */
@@ -41,7 +41,7 @@ process.on('message', (order: Order) => {
 });
 
 async function send(order: Order): Promise<Load> {
-  const request = Buffer.from(order.request, 'latin1');
+  const requests = order.requests.map((request) => Buffer.from(request, 'latin1'));
   const lines = await Promise.all(
     Array.from({ length: order.connections }, () => openLine(order.port)),
   );
@@ -64,6 +64,7 @@ async function send(order: Order): Promise<Load> {
         // In turn: one that is left alone for long is closed by the server.
         const line = idle.shift()!;
         const since = order.ratePerS === null ? now : dueAt(next);
+        const request = requests[next % requests.length]!;
         next += 1;
         line.ask(request, (refusal) => {
           latencies[answered] = performance.now() - since;

@@ -9,7 +9,14 @@
 //   --profile         one more round of the product under V8's profiler, and where its time went
 //   --json            the numbers as JSON on stdout, and nothing else there
 //
-// `npm run bench -- attachment`: what an email with 40 MB of attachments costs in memory, and nothing else.
+// Other cases, each printed as ratios of what the same machine did just before:
+//
+//   attachment        what an email with 40 MB of attachments costs in memory
+//   backlog           the rate beside --rows queued rows that are not to be sent now
+//   noisy             how long other tenants' mail takes while one tenant has --rows emails to be sent
+//   dead              the rate of 990 destinations beside ten that refuse or never answer
+//
+//   --rows N          (default 1,000,000)
 //
 // Loopback only. Everything it starts it stops, everything it writes lies in one temporary folder that it removes;
 // also after a failure and on SIGINT. Where the temporary folder lies decides which disk is measured (TMPDIR).
@@ -18,8 +25,11 @@ import { availableParallelism, cpus, release, tmpdir, type } from 'node:os';
 import { join } from 'node:path';
 import { parseArgs } from 'node:util';
 import { benchAttachment } from './attachment.ts';
+import { benchBacklog } from './backlog.ts';
 import { BenchFailed, createCleanup } from './children.ts';
+import { benchDead } from './dead.ts';
 import type { Load } from './load.ts';
+import { benchNoisyTenant } from './noisy-tenant.ts';
 import { describePostfix, PROGRAMS, whyNoPostfix } from './postfix.ts';
 import { readProfiles } from './profile.ts';
 import { renderProfiles, renderResults, summarise, type Results } from './report.ts';
@@ -32,11 +42,11 @@ import {
   type Round,
 } from './rounds.ts';
 
-const MAX = { emails: 1_000_000, rounds: 20, connections: 200, workers: 16 };
+const MAX = { emails: 1_000_000, rounds: 20, connections: 200, workers: 16, rows: 10_000_000 };
 const TMPFS = 0x01021994;
 const EXIT = { SIGINT: 130, SIGTERM: 143, SIGHUP: 129 } as const;
 
-const CASES = ['speed', 'attachment'];
+const CASES = ['speed', 'attachment', 'backlog', 'noisy', 'dead'];
 
 interface Options {
   readonly what: string;
@@ -44,6 +54,7 @@ interface Options {
   readonly rounds: number;
   readonly connections: number;
   readonly workers: number;
+  readonly rows: number;
   readonly only: 'product' | 'postfix' | null;
   readonly profile: boolean;
   readonly json: boolean;
@@ -57,6 +68,7 @@ function readOptions(): Options {
       rounds: { type: 'string', default: '3' },
       connections: { type: 'string', default: '20' },
       workers: { type: 'string', default: '1' },
+      rows: { type: 'string', default: '1000000' },
       only: { type: 'string' },
       profile: { type: 'boolean', default: false },
       json: { type: 'boolean', default: false },
@@ -73,7 +85,7 @@ function readOptions(): Options {
   }
   const [what = 'speed', ...more] = positionals;
   if (!CASES.includes(what) || more.length > 0) {
-    throw new BenchFailed(`what to measure is ${CASES.join(' or ')}`);
+    throw new BenchFailed(`what to measure is one of ${CASES.join(', ')}`);
   }
   return {
     what,
@@ -81,6 +93,7 @@ function readOptions(): Options {
     rounds: whole('rounds', 1),
     connections: whole('connections', 1),
     workers: whole('workers', 0),
+    rows: whole('rows', 1),
     only,
     profile: values.profile,
     json: values.json,
@@ -173,11 +186,14 @@ try {
   chmodSync(folder, 0o755); // Postfix and smtp-sink leave root behind.
   const { emails, connections, workers } = options;
   const hasSmtpSink = existsSync(PROGRAMS.sink);
-  if (options.what === 'attachment') {
-    console.log(await benchAttachment({ folder, workers, hasSmtpSink, cleanup }));
-  } else {
-    await bench(options, { emails, connections, workers, folder, hasSmtpSink, cleanup });
-  }
+  const plan: Plan = { emails, connections, workers, folder, hasSmtpSink, cleanup };
+  const say = (line: string): void => console.error(`bench: ${line}`);
+  const many = { ...plan, rounds: options.rounds, rows: options.rows, say };
+  if (options.what === 'attachment') console.log(await benchAttachment(plan));
+  else if (options.what === 'backlog') console.log(await benchBacklog(many));
+  else if (options.what === 'noisy') console.log(await benchNoisyTenant(many));
+  else if (options.what === 'dead') console.log(await benchDead(many));
+  else await bench(options, plan);
 } catch (error) {
   // What fails after a signal fails because of it.
   if (!isStopped) {

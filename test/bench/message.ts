@@ -11,10 +11,10 @@ export function makeText(): string {
 }
 
 /** The bytes of one POST /emails. */
-export function makeRequest(port: number, key: string): string {
+export function makeRequest(port: number, key: string, recipient = RECIPIENT): string {
   const body = JSON.stringify({
     from: `Bench <${AUTHOR}>`,
-    to: [RECIPIENT],
+    to: [recipient],
     subject: 'A message of the benchmark',
     text: makeText(),
   });

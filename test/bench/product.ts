@@ -2,8 +2,18 @@
 // to the sink as to a smarthost. Development mode only because it has a verified domain from the start.
 import { existsSync, mkdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
+import { runningPostgresUrl } from '../../src/store/embedded-server.ts';
 import { BenchFailed, findFreePort, startProgram, until, type Cleanup } from './children.ts';
 import { cpuOf, peakRssMb, readTree, type ProcessFacts } from './processes.ts';
+
+export type Settings = Readonly<Record<string, string | null>>;
+
+/** The most memory that a process held. */
+export interface Peak {
+  readonly part: string;
+  readonly pid: number;
+  readonly peakMb: number;
+}
 
 export interface Product {
   readonly httpPort: number;
@@ -11,7 +21,11 @@ export interface Product {
   /** CPU seconds so far by part: main, delivery, postgres, other. */
   cpu(): ReadonlyMap<string, number>;
   /** Of every process of ours that is not Postgres, with its part. */
-  processes(): readonly { readonly part: string; readonly pid: number; readonly peakMb: number }[];
+  processes(): readonly Peak[];
+  /** The same, and Postgres: its largest process, shared buffers that it has touched among it. */
+  memory(): readonly Peak[];
+  /** Of its embedded Postgres. */
+  databaseUrl(): Promise<string>;
   tail(): string;
   stop(): Promise<void>;
 }
@@ -29,6 +43,8 @@ export async function startProduct(options: {
   readonly roles: string | null;
   /** Where to write V8's CPU profiles; null: none. */
   readonly profileFolder: string | null;
+  /** MAILSTEAD_*, above what follows from the others; null: not set. */
+  readonly settings?: Settings;
   readonly cleanup: Cleanup;
 }): Promise<Product> {
   if (!existsSync(PROGRAM)) throw new BenchFailed('dist/main.js is not there: npm run build');
@@ -59,6 +75,9 @@ export async function startProduct(options: {
       MAILSTEAD_DELIVERY: 'smarthost',
       MAILSTEAD_SMARTHOST_URL: `smtp://127.0.0.1:${options.sinkPort}`,
       MAILSTEAD_WORKERS: String(options.workers),
+      ...Object.fromEntries(
+        Object.entries(options.settings ?? {}).map(([name, value]) => [name, value ?? undefined]),
+      ),
     },
   });
   await until(`ready\n${running.tail()}`, { maxMs: READY_MAX_MS }, async () => {
@@ -67,6 +86,12 @@ export async function startProduct(options: {
     await response?.arrayBuffer();
     return response?.status === 200 ? true : null;
   });
+  const peaks = (): readonly Peak[] =>
+    readTree(running.pid).map((one) => ({
+      part: partOf(one, running.pid),
+      pid: one.pid,
+      peakMb: peakRssMb(one.pid) ?? 0,
+    }));
   return {
     httpPort,
     key: KEY,
@@ -80,14 +105,19 @@ export async function startProduct(options: {
       }
       return new Map([...byPart].map(([part, processes]) => [part, cpuOf(processes)]));
     },
-    processes() {
-      return readTree(running.pid)
-        .map((one) => ({
-          part: partOf(one, running.pid),
-          pid: one.pid,
-          peakMb: peakRssMb(one.pid) ?? 0,
-        }))
-        .filter(({ part }) => part !== 'postgres');
+    processes: () => peaks().filter(({ part }) => part !== 'postgres'),
+    memory() {
+      const all = peaks();
+      const [largest] = all
+        .filter(({ part }) => part === 'postgres')
+        .toSorted((a, b) => b.peakMb - a.peakMb);
+      const others = all.filter(({ part }) => part !== 'postgres');
+      return largest === undefined ? others : [...others, largest];
+    },
+    async databaseUrl() {
+      const url = await runningPostgresUrl(join(folder, 'data', 'postgres'));
+      if (url === null) throw new BenchFailed('the embedded Postgres is not running');
+      return url;
     },
   };
 }

@@ -7,7 +7,7 @@ import { startGenerator, type Load } from './load.ts';
 import { makeRequest } from './message.ts';
 import { PROGRAMS, startPostfix } from './postfix.ts';
 import { machineBusyS, threadCpuS } from './processes.ts';
-import { startProduct, type Product } from './product.ts';
+import { startProduct, type Peak, type Product } from './product.ts';
 import { signedWith, verifySamples } from './signatures.ts';
 import { startSink, type Sink } from './sink.ts';
 
@@ -43,11 +43,7 @@ export interface ProductRound extends Round {
   readonly full: Load;
   /** At half of the rate that it keeps up end to end. */
   readonly half: Load & { readonly ratePerS: number };
-  readonly peakMb: readonly {
-    readonly part: string;
-    readonly pid: number;
-    readonly peakMb: number;
-  }[];
+  readonly peakMb: readonly Peak[];
   /** CPU seconds by thread name of main and the workers, while measured. */
   readonly threads: readonly {
     readonly part: string;
@@ -234,7 +230,7 @@ export function measureProduct(
       post(count, ratePerS),
       sink.untilCount(had + count, PHASE_MAX_MS),
     ]);
-    const peakMb = product.processes();
+    const peakMb = product.memory();
     await generator.stop();
     await product.stop();
     return {
@@ -273,8 +269,8 @@ function orderFor(
   { connections }: Plan,
   { count, ratePerS }: { readonly count: number; readonly ratePerS: number | null },
 ) {
-  const request = makeRequest(httpPort, key);
-  return { port: httpPort, request, count, connections: Math.min(connections, count), ratePerS };
+  const requests = [makeRequest(httpPort, key)];
+  return { port: httpPort, requests, count, connections: Math.min(connections, count), ratePerS };
 }
 
 export function measurePostfix(plan: Plan): Promise<Round> {

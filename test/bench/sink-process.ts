@@ -1,19 +1,27 @@
 // The sink where Postfix's smtp-sink is not installed: takes every message and throws it away, or keeps it in a
-// folder; prints the counter that sink.ts reads. Run as `node sink-process.ts <port> [folder]`.
+// folder; prints the counter that sink.ts reads. Run as `node sink-process.ts <port> <folder> <addresses>`: so many more
+// loopback addresses it listens at (addresses.ts).
 import { writeFileSync } from 'node:fs';
 import { createServer, type Socket } from 'node:net';
 import { join } from 'node:path';
+import { addressAt } from './addresses.ts';
 
 const BUFFER_CHARS_MAX = 64 * 1024 * 1024;
 const GREETING = '220 sink ESMTP\r\n';
 const EHLO = '250-sink\r\n250-PIPELINING\r\n250-8BITMIME\r\n250-SMTPUTF8\r\n250 SIZE\r\n';
 const END = '\r\n.\r\n';
 
-const [, , port = '0', folder = ''] = process.argv;
+const [, , port = '0', folder = '', addresses = '0'] = process.argv;
 let messages = 0;
 
-createServer(serve).listen({ port: Number(port), host: '127.0.0.1', backlog: 1024 });
+for (let index = 0; index < Number(addresses); index += 1) listen(addressAt(index));
+// Last: whoever waits for this one finds all of them.
+listen('127.0.0.1');
 process.on('SIGTERM', () => process.exit(0));
+
+function listen(host: string): void {
+  createServer(serve).listen({ port: Number(port), host, backlog: 1024 });
+}
 
 function serve(socket: Socket): void {
   let text = '';

@@ -31,15 +31,20 @@ const STALL_MS = 30_000;
 const CONNECTIONS_MAX = '300';
 const BACKLOG = '1024';
 
-/** `dumpFolder`: keep every message there as a file, for samples only. */
+/**
+ * `dumpFolder`: keep every message there as a file, for samples only. `addresses`: so many of addresses.ts besides
+ * 127.0.0.1, at the same port; then it is our own program.
+ */
 export async function startSink(options: {
   readonly program: string | null;
   readonly port: number;
   readonly folder: string;
   readonly dumpFolder?: string;
+  readonly addresses?: number;
   readonly cleanup: Cleanup;
 }): Promise<Sink> {
-  const { program, port, cleanup, dumpFolder } = options;
+  const { port, cleanup, dumpFolder, addresses = 0 } = options;
+  const program = addresses > 0 ? null : options.program;
   const log = join(options.folder, `sink-${Date.now()}.count`);
   if (dumpFolder !== undefined) {
     mkdirSync(dumpFolder);
@@ -52,7 +57,7 @@ export async function startSink(options: {
     command: program ?? process.execPath,
     args:
       program === null
-        ? [OWN_SINK, String(port), dumpFolder ?? '']
+        ? [OWN_SINK, String(port), dumpFolder ?? '', String(addresses)]
         : ['-c', '-m', CONNECTIONS_MAX, ...user, ...dump, `127.0.0.1:${port}`, BACKLOG],
     log,
     cleanup,

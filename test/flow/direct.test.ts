@@ -64,9 +64,10 @@ test.before(async () => {
   });
 });
 test.after(async () => {
+  // Those that say nothing would be waited for.
+  for (const peer of peers) await peer.stop();
   await app.stop();
   await dns.stop();
-  for (const peer of peers) await peer.stop();
 });
 
 const timelineOf = async (id: string): Promise<Timeline> =>

@@ -1,5 +1,5 @@
 // The real appliance, in this process, on a fresh database, a temporary data directory and free ports.
-import { mkdtemp, rm } from 'node:fs/promises';
+import { mkdir, mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { startAppliance, type Appliance } from '../../src/appliance.ts';
@@ -62,10 +62,17 @@ export const simpleEmail = {
   text: 'Plain words.',
 };
 
-/** `settings` are MAILSTEAD_* variables beyond the defaults of a test. */
-export async function startApp(settings: Record<string, string> = {}): Promise<App> {
+/** `settings` are MAILSTEAD_* variables beyond the defaults of a test, `files` the operator's own by name (`delivery`). */
+export async function startApp(
+  settings: Record<string, string> = {},
+  files: Readonly<Record<string, unknown>> = {},
+): Promise<App> {
   const database = await freshDatabase();
   const dataDir = await mkdtemp(join(tmpdir(), 'mailstead-test-'));
+  await mkdir(join(dataDir, 'config'));
+  for (const [name, file] of Object.entries(files)) {
+    await writeFile(join(dataDir, 'config', `${name}.json`), JSON.stringify(file));
+  }
   const complaints: string[] = [];
   const config = loadConfig({
     MAILSTEAD_MODE: 'development',

@@ -17,6 +17,8 @@ export interface Program {
   readonly dataDir: string;
   /** What it printed, all starts together. */
   output(): string;
+  /** Of the main process; null while none runs. */
+  pid(): number | null;
   start(): Promise<void>;
   /** kill -9 of the main process, as the kernel's out-of-memory killer would. */
   kill(): Promise<void>;
@@ -39,8 +41,18 @@ export async function freePort(): Promise<number> {
   return port;
 }
 
-export async function createProgram(settings: Record<string, string> = {}): Promise<Program> {
-  const dataDir = await mkdtemp(join(tmpdir(), 'mailstead-program-'));
+/** `dataDir` is the caller's to remove; `args` are for node, the program among them; `env` is added as it is. */
+export interface Launch {
+  readonly dataDir?: string;
+  readonly args?: readonly string[];
+  readonly env?: Readonly<Record<string, string>>;
+}
+
+export async function createProgram(
+  settings: Record<string, string> = {},
+  launch: Launch = {},
+): Promise<Program> {
+  const dataDir = launch.dataDir ?? (await mkdtemp(join(tmpdir(), 'mailstead-program-')));
   const port = await freePort();
   const base = `http://127.0.0.1:${port}`;
   let child: ChildProcess | null = null;
@@ -50,7 +62,7 @@ export async function createProgram(settings: Record<string, string> = {}): Prom
     const inherited = Object.entries(process.env).filter(
       ([name]) => !name.startsWith('MAILSTEAD_'),
     );
-    const started = spawn(process.execPath, ['--import', 'tsx', ENTRY], {
+    const started = spawn(process.execPath, launch.args ?? ['--import', 'tsx', ENTRY], {
       env: {
         ...Object.fromEntries(inherited),
         MAILSTEAD_MODE: 'development',
@@ -63,6 +75,7 @@ export async function createProgram(settings: Record<string, string> = {}): Prom
         MAILSTEAD_API_KEY: API_KEY,
         MAILSTEAD_RATE_LIMIT: '1000000/1s',
         ...settings,
+        ...launch.env,
       },
       stdio: ['ignore', 'pipe', 'pipe'],
     });
@@ -95,6 +108,7 @@ export async function createProgram(settings: Record<string, string> = {}): Prom
     base,
     dataDir,
     output: () => output,
+    pid: () => child?.pid ?? null,
     start,
     async kill() {
       await end('SIGKILL');
@@ -115,7 +129,39 @@ export async function createProgram(settings: Record<string, string> = {}): Prom
       // A killed program leaves its Postgres; only a start and a proper stop takes it along.
       if (child === null) await start().catch(() => undefined);
       await end('SIGTERM');
-      await rm(dataDir, { recursive: true, force: true });
+      if (launch.dataDir === undefined) await rm(dataDir, { recursive: true, force: true });
     },
   };
+}
+
+export interface Run {
+  readonly child: ChildProcess;
+  said(): string;
+  /** Its exit code. */
+  readonly ended: Promise<number | null>;
+}
+
+/** The program with these settings, production where they say so. */
+export async function runProgram(settings: Record<string, string>): Promise<Run> {
+  const child = spawn(process.execPath, ['--import', 'tsx', ENTRY], {
+    env: {
+      PATH: process.env['PATH'],
+      HOME: process.env['HOME'],
+      MAILSTEAD_MODE: 'development',
+      MAILSTEAD_HTTP_HOST: '127.0.0.1',
+      MAILSTEAD_HTTP_PORT: String(await freePort()),
+      MAILSTEAD_MX_PORT: '0',
+      MAILSTEAD_SUBMISSION_PORT: '0',
+      MAILSTEAD_SUBMISSIONS_PORT: '0',
+      ...settings,
+    },
+  });
+  let text = '';
+  for (const stream of [child.stdout, child.stderr]) {
+    stream.on('data', (chunk: Buffer) => {
+      text += chunk.toString();
+    });
+  }
+  const ended = once(child, 'close').then(([code]) => code as number | null);
+  return { child, said: () => text, ended };
 }

@@ -2,7 +2,7 @@
 import { randomUUID } from 'node:crypto';
 import { ensureFirstTenant } from '../../src/access/first-tenant.ts';
 import { createLogger } from '../../src/log.ts';
-import { claim, type ClaimedDelivery } from '../../src/queue/claim.ts';
+import { claim, type ClaimedDelivery, type ClaimOptions } from '../../src/queue/claim.ts';
 import { enqueue, type NewAttachment, type NewEmail } from '../../src/queue/enqueue.ts';
 import { beat } from '../../src/queue/lease.ts';
 import type { Evidence, Settlement, Verdict } from '../../src/queue/settle.ts';
@@ -21,7 +21,7 @@ export interface Bench {
   claim(
     epoch: string,
     max: number,
-    about?: { perTenant?: number; exceptLanes?: string[] },
+    about?: Partial<Omit<ClaimOptions, 'epoch' | 'max'>>,
   ): Promise<readonly ClaimedDelivery[]>;
   states(): Promise<Record<string, number>>;
   stop(): Promise<void>;
@@ -50,8 +50,20 @@ export async function openQueue(): Promise<Bench> {
       await beat(store.pool, epoch);
       return epoch;
     },
-    claim: (epoch, max, { perTenant = 1_000, exceptLanes = [] } = {}) =>
-      claim(store, { epoch, max, perTenant, exceptLanes }),
+    async claim(epoch, max, about = {}) {
+      const { deliveries } = await claim(store, {
+        epoch,
+        max,
+        perTenant: 1_000,
+        exceptLanes: [],
+        exceptTenants: [],
+        rooms: new Map(),
+        roomOfOthers: 1_000,
+        cursors: {},
+        ...about,
+      });
+      return deliveries;
+    },
     async states() {
       const { rows } = await store.pool.query<{ state: string; count: string }>(
         'select state, count(*) from delivery group by state order by state',
@@ -95,6 +107,7 @@ export function newEmail(about: Partial<NewEmail> & { tenantId: string }): NewEm
     signingTenantId: null,
     signingDomainId: null,
     deliveries: [{ recipient: 'b@recipient.test', lane: 'sink' }],
+    isBulk: (about.deliveries?.length ?? 1) > 1,
     lifetimeMs: 4 * 86_400_000,
     timelineId: newId(),
     accepted: { via: 'http' },
@@ -130,6 +143,8 @@ const proof: Evidence = {
   address: '127.0.0.1',
   port: 25,
   tls: null,
+  tlsPolicy: null,
+  source: null,
   code: 250,
   enhanced: '2.0.0',
   reply: '250 2.0.0 Ok',
@@ -149,6 +164,7 @@ export function result(
     epoch,
     verdict: about.verdict,
     delayMs: about.delayMs ?? 60_000,
+    isLaneFault: false,
     evidence: { ...proof, ...about.evidence },
   };
 }
