@@ -11,8 +11,7 @@ import {
   SINK_LANE,
   SMARTHOST_LANE,
 } from '../store/destination.ts';
-import type { Line } from './attempt.ts';
-import { createLane, type Lane, type LaneIdentity, type Learned, type Planned } from './lane.ts';
+import { createLane, type Lane, type LaneIdentity, type LaneWork } from './lane.ts';
 import type { NextHops } from './next-hop.ts';
 import type { Way } from './planner.ts';
 import type { PortWatch } from './port25.ts';
@@ -76,11 +75,7 @@ export function createLaneSet(options: {
   readonly egresses: () => ReadonlySet<string>;
   /** What cannot leave by port 25 goes through the smarthost. */
   readonly maySpill: () => boolean;
-  readonly work: (
-    lane: Lane,
-    line: Line,
-    group: readonly [Planned, ...Planned[]],
-  ) => Promise<Learned>;
+  readonly work: LaneWork;
   readonly onChange: () => void;
 }): LaneSet {
   const { rooms, watch, now } = options;

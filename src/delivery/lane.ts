@@ -112,6 +112,13 @@ interface Track {
   timer: NodeJS.Timeout | undefined;
 }
 
+/** Attempts a group over the line, and says what that taught. */
+export type LaneWork = (
+  lane: Lane,
+  line: Line,
+  group: readonly [Planned, ...Planned[]],
+) => Promise<Learned>;
+
 /** `work` decides all of what it is given, and never rejects. `now` is monotonic. */
 export function createLane(
   options: LaneIdentity & {
@@ -120,11 +127,7 @@ export function createLane(
     readonly firstConnections?: number;
     readonly now: () => number;
     readonly random: () => number;
-    readonly work: (
-      lane: Lane,
-      line: Line,
-      group: readonly [Planned, ...Planned[]],
-    ) => Promise<Learned>;
+    readonly work: LaneWork;
     /** It closed or opened: what waits must go back, or may come. */
     readonly onChange: () => void;
   },

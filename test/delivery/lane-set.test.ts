@@ -2,6 +2,7 @@
 // and what it does when a way out is blocked. On a real table.
 import { suite } from 'uvu';
 import * as assert from 'uvu/assert';
+import { NO_PAUSES } from '../../src/queue/pauses.ts';
 import { SYSTEM_EGRESS } from '../../src/delivery/egress.ts';
 import { createLaneSet, type LaneSet } from '../../src/delivery/lane-set.ts';
 import type { NextHops } from '../../src/delivery/next-hop.ts';
@@ -25,12 +26,6 @@ interface Rig {
 }
 
 const test = suite('lane set');
-const NO_PAUSES = {
-  all: false,
-  lanes: new Set(''),
-  destinations: new Set(''),
-  tenants: new Set(''),
-};
 let q: Bench;
 test.before(async () => {
   q = await openQueue();
