@@ -23,6 +23,13 @@ const ENTRY = fileURLToPath(
     import.meta.url,
   ),
 );
+/**
+ * MB. Left to itself V8 lets garbage lie until a worker with a thousand connections holds 400 MB, of which 60 are in
+ * use. Messages are not counted: they lie outside of its heap.
+ */
+const HEAP_MAX = 512;
+/** In megabytes. Larger ones keep 30 MB more for nothing that could be measured. */
+const SEMI_SPACE_MAX = 16;
 const RESTART_MS = 1_000;
 /** A worker that dies again and again is started ever more slowly. */
 const RESTART_MAX_MS = 30_000;
@@ -55,7 +62,14 @@ export function startWorkers(options: {
   };
 
   const start = (): void => {
-    const child = fork(ENTRY, [], { stdio: 'inherit' });
+    const child = fork(ENTRY, [], {
+      stdio: 'inherit',
+      execArgv: [
+        ...process.execArgv,
+        `--max-old-space-size=${HEAP_MAX}`,
+        `--max-semi-space-size=${SEMI_SPACE_MAX}`,
+      ],
+    });
     const state = { ready: false };
     children.set(child, state);
     tell(child, { type: 'setup', setup: options.setup });

@@ -124,6 +124,8 @@ export async function attempt(d: AttemptDependencies, line: Line, work: Work): P
   return course.result();
 }
 
+const UNREAD = 'An internal fault kept the answer to the message from being read.';
+
 const withTls = (target: Target): Target =>
   target.tls === 'opportunistic' ? { ...target, tls: 'required' } : target;
 
@@ -137,6 +139,8 @@ class Course {
   readonly #done = new Map<ClaimedDelivery, Decided>();
   /** What became of those that are not done, where no other host takes them. */
   readonly #open = new Map<ClaimedDelivery, Decided>();
+  /** The final dot has left, or may have, and what came of it is not known yet. */
+  readonly #dotted = new Set<ClaimedDelivery>();
   readonly #tried: Tried[] = [];
   /** Only this family may be dialled any more. */
   #family: 4 | 6 | null = null;
@@ -204,7 +208,7 @@ class Course {
   }
 
   hasDecided(): boolean {
-    return this.#done.size > 0;
+    return this.#done.size > 0 || this.#dotted.size > 0;
   }
 
   /** A fault of ours ended it. */
@@ -212,7 +216,10 @@ class Course {
     this.#drop();
     const reply = 'An internal fault interrupted the attempt; it is tried again.';
     const broken = decided('deferred', { cause: 'internal', enhanced: '4.3.0', reply });
-    for (const delivery of this.#left()) this.#open.set(delivery, broken);
+    const reached = decided('unknown', { cause: 'unknown_after_dot', stage: 'dot', reply: UNREAD });
+    for (const delivery of this.#left()) {
+      this.#open.set(delivery, this.#dotted.has(delivery) ? reached : broken);
+    }
   }
 
   result(): Attempted {
@@ -290,9 +297,16 @@ class Course {
       rules: this.#d.bounceRules,
       tlsPolicy: target.demand.kind,
       messagesMax: this.#messagesMax,
-      onDot: this.#d.onDot,
-      onSent: this.#d.onSent,
+      onDot: (delivery) => {
+        this.#d.onDot(delivery);
+        this.#dotted.add(delivery);
+      },
+      onSent: (delivery, one) => {
+        this.#done.set(delivery, one);
+        this.#d.onSent?.(delivery, one);
+      },
     });
+    this.#dotted.clear();
     this.#take(carried, { target, ...next });
     return carried.isSpent;
   }

@@ -106,9 +106,12 @@ export function createCourtesy(d: {
         return { except: [], perTenant: null, waitMs: null };
       }
       const { tokens, perSecond } = paceFor(heavy);
+      if (tokens >= CHUNK) {
+        // A claim that finds nothing then finds nothing later either: it waits for news, as ever.
+        return { except: [], perTenant: Math.ceil(tokens / heavy.length), waitMs: null };
+      }
       const waitMs = Math.max(1, Math.ceil(((CHUNK - tokens) / perSecond) * 1_000));
-      if (tokens < CHUNK) return { except: heavy, perTenant: null, waitMs };
-      return { except: [], perTenant: Math.ceil(tokens / heavy.length), waitMs };
+      return { except: heavy, perTenant: null, waitMs };
     },
   };
 }

@@ -10,7 +10,7 @@ import { isIP } from 'node:net';
 import type { AddressPolicy } from '../dns/mx-hosts.ts';
 import { isHostName, toALabels } from '../dns/host-name.ts';
 import { DEFAULT_POOL } from '../store/destination.ts';
-import { isObject } from '../mail/rule-file.ts';
+import { duration, fields, isObject, list, oneOf, wrong } from '../mail/rule-file.ts';
 
 /** Where mail leaves this machine. A family without an address of its own is not used, unless neither has one. */
 export interface Egress {
@@ -64,14 +64,7 @@ const PROBES_MAX = 10;
 const NAME = /^[a-z0-9](?:[a-z0-9_-]{0,30}[a-z0-9])?$/;
 const POLICIES: readonly AddressPolicy[] = ['ipv4_first', 'ipv6_first', 'ipv4_only', 'ipv6_only'];
 const UNKNOWN_POLICIES: readonly UnknownPolicy[] = ['retry_once', 'at_most_once'];
-const UNITS_MS: Readonly<Record<string, number>> = {
-  ms: 1,
-  s: 1_000,
-  m: 60_000,
-  h: 3_600_000,
-  d: 86_400_000,
-};
-const DELAYED_AFTER_MAX_MS = 7 * 86_400_000;
+const DELAYED_AFTER_MAX = { ms: 7 * 86_400_000, words: '7d' };
 
 /** Throws an Error that names the key and says what is wrong with it. */
 export function readDeliveryPolicy(file: unknown): DeliveryPolicy {
@@ -110,7 +103,7 @@ export function readDeliveryPolicy(file: unknown): DeliveryPolicy {
     },
     spill: { smarthost: spill.smarthost },
     dane: { resolver: readResolver(dane.resolver) },
-    delayedAfterMs: readDuration(root.delayed_after),
+    delayedAfterMs: duration(root.delayed_after, 'delayed_after', DELAYED_AFTER_MAX),
     port25Probes: list(root.port25_probes, 'port25_probes', PROBES_MAX).map((host, index) =>
       readHost(host, `port25_probes[${index}]`),
     ),
@@ -252,45 +245,9 @@ function readResolver(value: unknown): string | null {
   throw wrong('dane.resolver', 'an address with a port, such as 127.0.0.1:53 or [::1]:53, or null');
 }
 
-function readDuration(value: unknown): number {
-  const match = typeof value === 'string' ? /^(\d{1,9})(ms|s|m|h|d)$/.exec(value) : null;
-  const ms = Number(match?.[1]) * (UNITS_MS[match?.[2] ?? ''] ?? Number.NaN);
-  if (ms > 0 && ms <= DELAYED_AFTER_MAX_MS) return ms;
-  throw wrong('delayed_after', 'a duration up to `7d`, written like `90s`, `30m`, `4h` or `1d`');
-}
-
-function oneOf<T extends string>(value: unknown, at: string, allowed: readonly T[]): T {
-  const found = allowed.find((one) => one === value);
-  if (found !== undefined) return found;
-  throw wrong(at, `one of ${allowed.join(', ')}`);
-}
-
-function list(value: unknown, at: string, max: number): readonly unknown[] {
-  if (!Array.isArray(value)) throw wrong(at, 'a list');
-  if (value.length > max) throw new Error(`${at}: has more than ${max} entries`);
-  return value;
-}
-
 function entries(value: unknown, at: string, max: number): readonly (readonly [string, unknown])[] {
   if (!isObject(value)) throw wrong(at, 'an object');
   const all = Object.entries(value);
   if (all.length > max) throw new Error(`${at}: has more than ${max} entries`);
   return all;
 }
-
-/** The object with what it leaves out filled in. */
-function fields<K extends string>(
-  value: unknown,
-  at: string,
-  defaults: Readonly<Record<K, unknown>>,
-): Readonly<Record<K, unknown>> {
-  if (!isObject(value)) throw wrong(at, 'an object');
-  const strange = Object.keys(value).find((key) => !Object.hasOwn(defaults, key));
-  if (strange !== undefined) {
-    const known = Object.keys(defaults).join(', ');
-    throw new Error(`${at}: ${JSON.stringify(strange)} is not known; it may hold ${known}`);
-  }
-  return { ...defaults, ...value };
-}
-
-const wrong = (at: string, expected: string): Error => new Error(`${at}: must be ${expected}`);

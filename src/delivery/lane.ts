@@ -71,6 +71,8 @@ export interface Lane extends LaneIdentity {
   isProven(): boolean;
   /** For a while nothing has begun or ended, and something is under way: its far end hangs. */
   isHanging(): boolean;
+  /** It hangs, or a transaction takes long here as a rule: a place that it takes comes free late. */
+  isSlow(): boolean;
   /** It hangs, and nothing more can be tried beside that. */
   isStalled(): boolean;
   /** Takes back what was not begun, so that it can be released. */
@@ -92,6 +94,9 @@ export interface Lane extends LaneIdentity {
 
 /** Longer than a healthy peer takes for a message; what waits behind is given back then. */
 const STALLED_MS = 10_000;
+/** A lane whose transactions take longer is slow; of which each counts for so much. */
+const SLOW_MS = 1_000;
+const NEWEST_PART = 0.2;
 /** Claimed for a lane ahead of its connections: as much as it gets done in two seconds, within these. */
 const AHEAD_MS = 2_000;
 const QUEUED = { unproven: 10, min: 50, max: 150 };
@@ -156,6 +161,7 @@ export function createLane(
   let paceTimer: NodeJS.Timeout | undefined;
   let stopped = false;
   let hasProgressed = false;
+  let tookMs = 0;
   let lastProgressAt = now();
   let lastOfferAt = -Infinity;
   let perSecond = 0;
@@ -261,7 +267,8 @@ export function createLane(
   const run = async (track: Track, group: readonly [Planned, ...Planned[]]): Promise<void> => {
     const isBulk = Number(group[0].delivery.isBulk);
     progress(0);
-    const trial = circuit.begin(now());
+    const beganAt = now();
+    const trial = circuit.begin(beganAt);
     if (hold === 'blocked') probesLeft = Math.max(0, probesLeft - 1);
     active += 1;
     activeBulk += isBulk;
@@ -273,6 +280,7 @@ export function createLane(
     activeBulk -= isBulk;
     inFlight -= group.length;
     progress(group.length);
+    tookMs += (Math.min(now() - beganAt, STALLED_MS) - tookMs) * NEWEST_PART;
     learn(learned, trial, isFull);
     rest(track);
   };
@@ -335,12 +343,10 @@ export function createLane(
 
   const queuedMax = (): number => {
     if (isTrusted) return QUEUED.max;
-    const wanted = Math.min(
-      Math.max((perSecond * AHEAD_MS) / 1_000, hasProgressed ? QUEUED.min : QUEUED.unproven),
-      QUEUED.max,
-    );
+    const min = isSlow() ? capacity() : hasProgressed ? QUEUED.min : QUEUED.unproven;
+    const wanted = Math.floor(Math.min(Math.max((perSecond * AHEAD_MS) / 1_000, min), QUEUED.max));
     const { messagesPerSecond } = limits;
-    if (messagesPerSecond === null) return Math.floor(wanted);
+    if (messagesPerSecond === null) return wanted;
     return Math.min(wanted, Math.max(1, Math.ceil((messagesPerSecond * PACED_MS) / 1_000)));
   };
 
@@ -352,6 +358,7 @@ export function createLane(
   };
 
   const isHanging = (): boolean => active > 0 && now() - lastProgressAt > STALLED_MS;
+  const isSlow = (): boolean => isHanging() || (!isTrusted && tookMs > SLOW_MS);
   /** Also where only bulk hangs: what is claimed next may be bulk. */
   const isStalled = (): boolean => isHanging() && (active >= capacity() || activeBulk >= bulkMax());
 
@@ -397,6 +404,7 @@ export function createLane(
     isProbing: () => isHalfOpen() || hold === 'blocked',
     isProven: () => isTrusted || hasProgressed,
     isHanging,
+    isSlow,
     isStalled,
     takeQueued(which = () => true) {
       return [singles, bulk].flatMap((queue) =>

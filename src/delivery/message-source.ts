@@ -1,5 +1,6 @@
-// A message as a stream of slices, as fast as a connection takes them. Tells when each slice leaves, and when the last
-// one has: then only the final dot is left.
+// A message on its way to a connection: a small one whole, as it is on the wire; a larger one as a stream of slices, as
+// fast as the connection takes them, that tells when each slice leaves, and when the last one has: then only the final
+// dot is left.
 import { Readable } from 'node:stream';
 
 /** The message from its first byte to its last: in memory, or read as the connection takes it. */
@@ -53,4 +54,29 @@ function fromMemory(chunks: readonly Buffer[], { onSlice, onDot }: Steps): Reada
       this.push(slice);
     },
   });
+}
+
+/** All of a message that is no longer than one slice; null for any other. */
+export function wholeOf(body: MessageBody): Buffer | null {
+  if (!Array.isArray(body)) return null;
+  const chunks = body as readonly Buffer[];
+  let sizeBytes = 0;
+  for (const { length } of chunks) sizeBytes += length;
+  return sizeBytes > SLICE_BYTES ? null : Buffer.concat(chunks, sizeBytes);
+}
+
+const END = Buffer.from('.\r\n');
+/** A line end that is not CRLF, or a dot at the start of a line. */
+const ODD = /\r(?!\n)|(?<!\r)\n|(?:^|\n)\./;
+
+/**
+ * A whole message as DATA carries it, with the final dot (RFC 5321 §4.5.2). Bare CR and bare LF become CRLF: a host that
+ * takes one for the end of a line must not find the end of the message behind it.
+ */
+export function toWire(message: Buffer): Buffer {
+  const text = message.toString('latin1');
+  if (text.endsWith('\r\n') && !ODD.test(text)) return Buffer.concat([message, END]);
+  const lines = text.replace(/\r\n|\r|\n/g, '\r\n');
+  const ended = lines.endsWith('\r\n') ? lines : `${lines}\r\n`;
+  return Buffer.concat([Buffer.from(ended.replace(/^\./gm, '..'), 'latin1'), END]);
 }

@@ -27,6 +27,8 @@ export interface Rooms {
     readonly hasOtherWay: (destination: string, known: ReadonlyMap<string, string>) => boolean;
     /** Whether lanes are welcome in which nothing has gone well yet. */
     readonly mayTry: boolean;
+    /** Whether slow lanes are welcome. */
+    readonly mayLinger: boolean;
     readonly mayAsk: boolean;
   }): Offer;
   /** What the last offer brought, by destination. */
@@ -74,13 +76,14 @@ export function createRooms(): Rooms {
     entry: Known,
     lanes: ReadonlyMap<string, Lane>,
     rooms: Map<string, number>,
-    mayTry: boolean,
+    may: { readonly mayTry: boolean; readonly mayLinger: boolean },
   ): { readonly room: number; readonly lane: string } | null => {
     let least: { room: number; lane: string } | null = null;
     for (const name of entry.lanes.values()) {
       const lane = lanes.get(name);
       if (lane !== undefined && (lane.closedBy() !== null || lane.isStalled())) continue;
-      if (!mayTry && lane?.isProven() !== true) continue;
+      if (!may.mayTry && lane?.isProven() !== true) continue;
+      if (!may.mayLinger && lane?.isSlow() === true) continue;
       if (lane !== undefined && !rooms.has(name)) rooms.set(name, lane.room());
       const room = rooms.get(name) ?? ROOM_OF_OTHERS;
       if (least === null || room < least.room) least = { room, lane: name };
@@ -123,7 +126,7 @@ export function createRooms(): Rooms {
       newsCount -= news.get(lane)?.size ?? 0;
       for (const map of [news, widths, turns]) map.delete(lane);
     },
-    offer({ lanes, isOut, hasOtherWay, mayTry, mayAsk }) {
+    offer({ lanes, isOut, hasOtherWay, mayAsk, ...may }) {
       const exceptLanes: string[] = [];
       const rooms = new Map<string, number>();
       const roomOfOthers = mayAsk ? ROOM_OF_OTHERS : 0;
@@ -131,7 +134,7 @@ export function createRooms(): Rooms {
       const byLane = new Map<string, string[]>();
       const unknown = { room: roomOfOthers, lane: NO_LANE };
       for (const [destination, entry] of known) {
-        let found = isOut(destination) ? null : roomOf(entry, lanes, laneRooms, mayTry);
+        let found = isOut(destination) ? null : roomOf(entry, lanes, laneRooms, may);
         if (found === null && !isOut(destination) && hasOtherWay(destination, entry.lanes)) {
           found = unknown;
         }

@@ -23,10 +23,11 @@ import {
   limitsIn,
   refusalsIn,
   saySmtpUtf8,
+  sendAtOnce,
   type EngineParts,
   type SessionLimits,
 } from './engine.ts';
-import { readSlices, type MessageBody } from './message-source.ts';
+import { readSlices, toWire, wholeOf, type MessageBody } from './message-source.ts';
 import { createPhases, PHASE_LIMITS, type PhaseLimits, type Phases } from './phases.ts';
 import { peerFactsOf, tlsOptionsFor } from './tls-session.ts';
 
@@ -83,6 +84,7 @@ export interface Session {
   /** What the peer showed in its handshake; null in plaintext. */
   readonly peer: PeerFacts | null;
   readonly supportsSmtpUtf8: boolean;
+  readonly supports8Bit: boolean;
   /** The address of this machine that was dialled from. */
   readonly source: string | null;
   /** What the host announced it takes (RFC 9422), or what it was seen to take; Infinity: nothing is known. */
@@ -99,6 +101,8 @@ export interface Session {
     readonly sizeBytes: number;
     /** The message does, whatever the addresses do; only where the session supports it. */
     readonly needsSmtpUtf8?: boolean;
+    /** It has octets above 127; only where the session supports it (RFC 6152). */
+    readonly is8Bit?: boolean;
     /** Called once, with the recipients that were accepted, before the final dot is handed to the socket. */
     readonly onDot: (accepted: ReadonlySet<string>) => void;
   }): Promise<SendResult>;
@@ -333,6 +337,13 @@ function createSession(
   let needsSmtpUtf8 = false;
   let known = limitsIn(engine);
   saySmtpUtf8(engine, () => needsSmtpUtf8);
+  let beforeDot = nothing;
+  sendAtOnce(engine, (whole) => {
+    phases.block();
+    const wire = toWire(whole);
+    beforeDot();
+    return wire;
+  });
   for (const end of ['error', 'close']) engine._socket.prependListener(end, () => hearAll(engine));
   connection.on('error', () => {
     isOpen = false;
@@ -355,6 +366,7 @@ function createSession(
     tls: peer === null ? null : describePeer(target, peer),
     peer,
     supportsSmtpUtf8: engine._supportedExtensions.includes('SMTPUTF8'),
+    supports8Bit: engine._supportedExtensions.includes('8BITMIME'),
     source: dialled.localAddress?.replace(/^::ffff:(?=\d+\.)/, '') ?? target.source,
     get limits() {
       return known;
@@ -372,15 +384,15 @@ function createSession(
       needsSmtpUtf8 = message.needsSmtpUtf8 === true;
       engine._envelope = undefined; // that of the last message would speak for this one until MAIL
       let dotSent = false;
-      const body = readSlices(message.body, {
-        onSlice: () => phases.block(),
-        onDot() {
-          message.onDot(acceptedIn(engine)); // throws when the dot must not leave
-          dotSent = true;
-          phases.dot();
-          watchdog.end();
-        },
-      });
+      const onDot = (): void => {
+        message.onDot(acceptedIn(engine)); // throws when the dot must not leave
+        dotSent = true;
+        phases.dot();
+        watchdog.end();
+      };
+      beforeDot = onDot;
+      const body =
+        wholeOf(message.body) ?? readSlices(message.body, { onSlice: () => phases.block(), onDot });
       const watchdog = createWatchdog(() => {
         talk.late ??= stageNow(connection, talk);
         connection.close();
@@ -391,8 +403,9 @@ function createSession(
         toOutcome(error, { about: describe(error, connection, talk), dotSent });
       let onEnd = (): void => undefined;
       const outcome = await new Promise<Outcome>((resolve) => {
-        const { mailFrom: from, sizeBytes: size } = message;
-        connection.send({ from, to: [...message.recipients], size }, body, (error, info) => {
+        const { mailFrom: from, sizeBytes: size, is8Bit: use8BitMime = false } = message;
+        const envelope = { from, to: [...message.recipients], size, use8BitMime };
+        connection.send(envelope, body, (error, info) => {
           resolve(error ? fail(error) : { kind: 'accepted', reply: info.response });
         });
         // A connection that we close ourselves tells the engine's caller nothing. Where the engine does tell, it
@@ -404,7 +417,8 @@ function createSession(
       });
       connection.removeListener('end', onEnd);
       watchdog.end();
-      body.destroy(); // closes what it reads from, wherever it stopped
+      beforeDot = nothing; // an idle session holds no message
+      if (!Buffer.isBuffer(body)) body.destroy(); // closes what it reads from, wherever it stopped
       const refusals = refusalsIn(engine, message.recipients);
       // Answered before all of it left: what came next over this connection would become a part of this message.
       const isHalf = Boolean(engine._currentDataStream);
@@ -445,6 +459,8 @@ function createSession(
     });
   }
 }
+
+const nothing = (): void => undefined;
 
 type Outcome =
   | { readonly kind: 'accepted'; readonly reply: string }

@@ -3,8 +3,12 @@
 //
 // Keys belong to a domain's row and do not change; a domain that was removed and added again has others. A host that
 // may have the message already (its answer was lost) then gets nothing more: it could not tell the second copy.
+//
+// Mail of others that is sent on (`mayGoUnsigned`) is signed where there are keys, and leaves without where there are none.
+import { AssertionError } from 'node:assert/strict';
+import { isAscii } from 'node:buffer';
 import type { MessagePieces } from '../mail/dkim.ts';
-import { mintReturnPathLocal, WHOLE_EMAIL } from '../mail/return-path.ts';
+import { mintReturnPathLocal, sharedPosition } from '../mail/return-path.ts';
 import type { Signer } from '../domains/lookup.ts';
 import type { ClaimedDelivery } from '../queue/claim.ts';
 import type { BlobStore } from '../store/blob.ts';
@@ -34,6 +38,8 @@ export interface SignedMessage {
   readonly mailFrom: (deliveries: readonly ClaimedDelivery[]) => string;
   /** Signed with other keys than at first, which makes it another message. */
   readonly hasOtherKeys: boolean;
+  /** It has octets above 127, so the host must take 8-bit text (RFC 6152). */
+  readonly is8Bit?: boolean;
   /** The sending domain says `tls: enforced`: no byte of the message leaves in plaintext. */
   readonly needsTls: boolean;
 }
@@ -51,39 +57,114 @@ export async function signMessageOf(
     });
   }
   const found = await findSigner(d, delivery);
-  if (found === null || found.signer.keys.length === 0) {
-    return unverified(
-      `The domain of \`from\`, ${delivery.fromDomain}, no longer exists, so the message cannot be signed. Add and verify the domain, then send again.`,
-    );
-  }
-  const { signer } = found;
-  if (!signer.canSend) {
-    return unverified(
-      `The domain ${signer.domain} may not send any more: its DNS records are not verified, or sending was switched off. Verify the domain, then send again.`,
-    );
-  }
-  const signatures = await d.sign(bytes.whole ?? bytes.pieces(), signer, delivery.createdAt);
-  const host =
-    signer.domain === delivery.fromDomain
-      ? `${signer.returnPathLabel}.${signer.domain}`
-      : d.returnPath.hostname;
+  const refused = delivery.mayGoUnsigned ? null : refusalOf(found?.signer ?? null, delivery);
+  if (refused !== null) return refused;
+  const signer = found?.signer ?? null;
+  // All that we compose or take from programs is 7-bit.
+  const survey = delivery.mayGoUnsigned ? surveyOf(bytes) : null;
+  const signatures = await signaturesOf(d, delivery, {
+    signer,
+    message: bytes.whole ?? survey?.pieces ?? bytes.pieces(),
+  });
+  await survey?.finish();
   const { whole } = bytes;
   const { key, keyId } = d.returnPath;
+  const host = returnPathHost(d, delivery, signer);
   return {
     body: () => (whole === null ? joined(signatures, bytes.pieces()) : [signatures, whole]),
     bytes,
     sizeBytes: signatures.length + bytes.sizeBytes,
     mailFrom(deliveries) {
+      if (delivery.envelopeFrom !== null) return delivery.envelopeFrom;
       const [only] = deliveries.length === 1 ? deliveries : [];
-      const position = only?.position ?? WHOLE_EMAIL;
+      const position = only?.position ?? sharedPosition(delivery.emailId, delivery.lane);
       return `${mintReturnPathLocal({ emailId: delivery.emailId, position, key, keyId })}@${host}`;
     },
-    hasOtherKeys: !found.isBound,
+    hasOtherKeys: found === null ? delivery.signingDomainId !== null : !found.isBound,
+    is8Bit: survey?.is8Bit() === true,
     // The sink is this machine, and has no certificate; a report about TLS has to arrive without (RFC 8460 §3).
     needsTls:
-      signer.tls === 'enforced' && delivery.lane !== SINK_LANE && !delivery.ignoresTlsPolicy,
+      signer?.tls === 'enforced' && delivery.lane !== SINK_LANE && !delivery.ignoresTlsPolicy,
   };
 }
+
+function refusalOf(signer: Signer | null, { fromDomain }: ClaimedDelivery): Decided | null {
+  if (signer === null || signer.keys.length === 0) {
+    return unverified(
+      `The domain of \`from\`, ${fromDomain}, no longer exists, so the message cannot be signed. Add and verify the domain, then send again.`,
+    );
+  }
+  if (signer.canSend) return null;
+  return unverified(
+    `The domain ${signer.domain} may not send any more: its DNS records are not verified, or sending was switched off. Verify the domain, then send again.`,
+  );
+}
+
+/** Where bounces come home: at the domain itself only while its records say so. */
+function returnPathHost(
+  { returnPath }: SigningDependencies,
+  { fromDomain, mayGoUnsigned }: ClaimedDelivery,
+  signer: Signer | null,
+): string {
+  const isOwn = signer?.domain === fromDomain && (signer.canSend || !mayGoUnsigned);
+  return isOwn ? `${signer.returnPathLabel}.${signer.domain}` : returnPath.hostname;
+}
+
+/** Empty where the message may go without. */
+async function signaturesOf(
+  d: SigningDependencies,
+  delivery: ClaimedDelivery,
+  about: {
+    readonly signer: Signer | null;
+    readonly message: Buffer | AsyncGenerator<Buffer>;
+  },
+): Promise<Buffer> {
+  const { signer, message } = about;
+  if (signer === null || signer.keys.length === 0) return NONE;
+  try {
+    return await d.sign(message, signer, delivery.createdAt);
+  } catch (error) {
+    // A header that others wrote, and that cannot be signed.
+    if (delivery.mayGoUnsigned && error instanceof AssertionError) return NONE;
+    throw error;
+  }
+}
+
+const NONE = Buffer.alloc(0);
+
+/** Looks at the octets while they are read for the signatures; `finish` reads what those left. */
+function surveyOf(bytes: StoredBytes): {
+  readonly pieces: AsyncGenerator<Buffer> | null;
+  readonly is8Bit: () => boolean;
+  readonly finish: () => Promise<void>;
+} {
+  const { whole } = bytes;
+  if (whole !== null) {
+    return { pieces: null, is8Bit: () => has8Bit(whole), finish: () => Promise.resolve() };
+  }
+  let is8Bit = false;
+  let isRead = false;
+  const read = async function* (): AsyncGenerator<Buffer> {
+    for await (const piece of bytes.pieces()) {
+      is8Bit ||= has8Bit(piece);
+      yield piece;
+    }
+    isRead = true;
+  };
+  return {
+    pieces: read(),
+    is8Bit: () => is8Bit,
+    async finish() {
+      if (isRead || is8Bit) return;
+      for await (const piece of bytes.pieces()) {
+        is8Bit ||= has8Bit(piece);
+        if (is8Bit) return;
+      }
+    },
+  };
+}
+
+const has8Bit = (bytes: Buffer): boolean => !isAscii(bytes);
 
 /** Who was to sign when the email was accepted; where that domain was removed, the one that has its name now. */
 async function findSigner(
@@ -92,6 +173,8 @@ async function findSigner(
 ): Promise<{ readonly signer: Signer; readonly isBound: boolean } | null> {
   const { signingTenantId, signingDomainId, tenantId, fromDomain } = delivery;
   const hadOne = signingTenantId !== null && signingDomainId !== null;
+  // Others wrote its author, too: a name there is no reason to vouch for it.
+  if (!hadOne && delivery.mayGoUnsigned) return null;
   const bound = hadOne ? await d.signerOf(signingTenantId, signingDomainId) : null;
   if (bound !== null) return { signer: bound, isBound: true };
   const named = await d.signerByName(tenantId, fromDomain);

@@ -4,6 +4,7 @@
 import type { BounceRule } from '../mail/bounce-rules.ts';
 import { parseReply } from '../mail/reply.ts';
 import type { ClaimedDelivery } from '../queue/claim.ts';
+import type { Cause } from '../mail/outcome.ts';
 import { decided, fromFailure, viaSession, type Decided, type Via } from './decided.ts';
 import type { SendResult, Session } from './session.ts';
 import type { SignedMessage } from './signed-message.ts';
@@ -46,8 +47,9 @@ export async function carry(
   const open = new Map<ClaimedDelivery, Decided>();
   const waiting: ClaimedDelivery[] = [];
   for (const delivery of deliveries) {
-    if (isTakenAsItIs(session, delivery)) waiting.push(delivery);
-    else done.set(delivery, withoutSmtpUtf8(via));
+    const refused = refusedAsItIs(session, delivery, about.message);
+    if (refused === null) waiting.push(delivery);
+    else done.set(delivery, decided('bounced', { ...via, ...refused }));
   }
   while (waiting.length > 0) {
     const isKept = session.sent > 0;
@@ -73,19 +75,35 @@ export async function carry(
   return { decided: done, open, isSpent: false };
 }
 
-function isTakenAsItIs(session: Session, delivery: ClaimedDelivery): boolean {
+/** What the message needs of a host and this one does not offer; null: nothing. */
+function refusedAsItIs(
+  session: Session,
+  delivery: ClaimedDelivery,
+  message: SignedMessage,
+): {
+  readonly cause: Cause;
+  readonly stage: 'mail';
+  readonly enhanced: string;
+  readonly reply: string;
+} | null {
   const needsSmtpUtf8 = delivery.needsSmtpUtf8 || NON_ASCII.test(delivery.recipient);
-  return !needsSmtpUtf8 || session.supportsSmtpUtf8;
-}
-
-const withoutSmtpUtf8 = (via: Via): Decided =>
-  decided('bounced', {
-    ...via,
-    cause: 'smtputf8_unsupported',
+  if (needsSmtpUtf8 && !session.supportsSmtpUtf8) {
+    return {
+      cause: 'smtputf8_unsupported',
+      stage: 'mail',
+      enhanced: '5.6.7',
+      reply: 'The host does not take internationalized addresses (SMTPUTF8).',
+    };
+  }
+  if (message.is8Bit !== true || session.supports8Bit) return null;
+  // RFC 6152 §3: converted or returned; converting it would break the signature that it is relayed for.
+  return {
+    cause: 'eight_bit_unsupported',
     stage: 'mail',
-    enhanced: '5.6.7',
-    reply: 'The host does not take internationalized addresses (SMTPUTF8).',
-  });
+    enhanced: '5.6.3',
+    reply: 'The message has 8-bit text, which the host does not take (8BITMIME).',
+  };
+}
 
 /** The next recipients, as many as one transaction takes (RFC 9422 §4.1); the rest stays. */
 function takeGroup(waiting: ClaimedDelivery[], { limits }: Session): readonly ClaimedDelivery[] {
@@ -111,6 +129,7 @@ function sendTo(
     body: message.body(),
     sizeBytes: message.sizeBytes,
     needsSmtpUtf8: group.some((delivery) => delivery.needsSmtpUtf8),
+    is8Bit: message.is8Bit === true,
     onDot(accepted) {
       for (const delivery of group) if (accepted.has(delivery.recipient)) onDot(delivery);
     },

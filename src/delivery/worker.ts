@@ -63,6 +63,9 @@ const PER_TENANT_MAX = 100;
 const POLL_MS = 1_000;
 /** After a claim that found nothing: under load nudges come faster than there is something to find. */
 const EMPTY_MS = 10;
+/** A claim that found fewer than FEW is not followed by another before this: half of what a claim costs is for each row. */
+const CLAIM_EVERY_MS = 15;
+const FEW = 50;
 const BEAT_MS = 5_000;
 /** How often pauses, limits and ports are looked at, and lanes reported. */
 const LOOK_MS = 1_000;
@@ -309,7 +312,12 @@ export async function startWorker(options: WorkerOptions): Promise<Worker> {
         continue;
       }
       try {
-        const { count, waitMs } = await claimSome(crowd);
+        const beganAt = now();
+        const { count, waitMs, isPaced } = await claimSome(crowd);
+        // Where somebody has less for the sake of others, those others must not wait.
+        if (count > 0 && count < FEW && !isPaced) {
+          await sleep(Math.max(0, CLAIM_EVERY_MS - (now() - beganAt)));
+        }
         if (count > 0) continue;
         await sleep(EMPTY_MS);
         await pause(Math.min(POLL_MS, waitMs ?? POLL_MS));
@@ -321,11 +329,19 @@ export async function startWorker(options: WorkerOptions): Promise<Worker> {
     }
   };
 
-  /** How many there were; `waitMs`: for whom more are held back until then, or null. */
+  /**
+   * How many there were; `waitMs`: for whom more are held back until then, or null; `isPaced`: whoever has much gets less
+   * than there is.
+   */
   const claimSome = async ({
     room: max,
     mayTry,
-  }: Crowd): Promise<{ readonly count: number; readonly waitMs: number | null }> => {
+    mayLinger,
+  }: Crowd): Promise<{
+    readonly count: number;
+    readonly waitMs: number | null;
+    readonly isPaced: boolean;
+  }> => {
     const slow = planner.slow();
     const slowOnes = new Set(slow);
     const offer = rooms.offer({
@@ -333,13 +349,14 @@ export async function startWorker(options: WorkerOptions): Promise<Worker> {
       isOut: (destination) => pauses.destinations.has(destination) || slowOnes.has(destination),
       hasOtherWay: ways.hasOther,
       mayTry,
+      mayLinger,
       mayAsk: mayTry && !planner.isBusy() && lanes.mayAsk() && !brake.isOn(),
     });
     const { except, perTenant, waitMs } = courtesy.next();
     const { deliveries, cursors: next } = await claim(store, {
       epoch,
       max,
-      perTenant: Math.min(max, perTenant ?? PER_TENANT_MAX),
+      perTenant: Math.min(max, PER_TENANT_MAX, perTenant ?? max),
       exceptLanes: [...offer.exceptLanes, ...pauses.destinations, ...slow],
       exceptTenants: [...pauses.tenants, ...except],
       rooms: offer.rooms,
@@ -357,7 +374,11 @@ export async function startWorker(options: WorkerOptions): Promise<Worker> {
     courtesy.note(deliveries);
     // Ids tell the time: first come first, and recipients of one email side by side.
     planner.add(deliveries.toSorted(byTime));
-    return { count: deliveries.length, waitMs };
+    return {
+      count: deliveries.length,
+      waitMs,
+      isPaced: perTenant !== null || waitMs !== null,
+    };
   };
 
   /** A claim whose answer was lost may have happened: what the database says we hold and we do not know, we give back. */

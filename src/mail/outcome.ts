@@ -41,6 +41,8 @@ export const causeTexts = {
   timeout: 'The mail host took too long to answer a command.',
   protocol_error: 'The mail host gave an answer that SMTP does not allow here.',
   smtputf8_unsupported: 'The address needs SMTPUTF8, which the mail host does not offer.',
+  eight_bit_unsupported:
+    'The message has 8-bit text, which the mail host does not take (8BITMIME).',
   message_refused:
     'The message is larger than the mail host takes, or cannot be sent to it as it is.',
   peer_transient: 'The mail host refused for now.',
@@ -84,6 +86,7 @@ const PERMANENT: ReadonlySet<Cause> = new Set([
   'domain_literal',
   'mail_loop',
   'smtputf8_unsupported',
+  'eight_bit_unsupported',
   'message_refused',
   'peer_permanent',
   'no_mailbox',

@@ -7,12 +7,13 @@
  */
 import assert from 'node:assert/strict';
 import { Buffer } from 'node:buffer';
-import { createHmac, timingSafeEqual } from 'node:crypto';
+import { createHash, createHmac, timingSafeEqual } from 'node:crypto';
 
 /** The largest position of a delivery. */
-export const positionMax = 0xfffe;
-/** Stands for every delivery of an email: the return path of a transaction with several recipients. */
+export const positionMax = 0x7fff;
+/** Stands for every delivery of an email. */
 export const WHOLE_EMAIL = 0xffff;
+const sharedMin = 0x8000;
 
 const idOctets = 16;
 const positionOctets = 2;
@@ -22,7 +23,18 @@ const alphabet = 'abcdefghijklmnopqrstuvwxyz234567';
 const shape = /^b\+([a-z0-9])([a-z2-7]{45})$/;
 const uuidShape = /^[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}$/i;
 
-/** A delivery: the email and which of its recipients, from 0; WHOLE_EMAIL: one or more of them. */
+/**
+ * Stands for the deliveries of an email to one destination: the return path of a transaction with several recipients.
+ * Not of the email as a whole, since each of them could then speak of recipients elsewhere; and not of whom the
+ * transaction happens to have, since greylisting hosts know us by it. Which destinations share one cannot be arranged:
+ * the email's id is not known before.
+ */
+export function sharedPosition(emailId: string, destination: string): number {
+  const hash = createHash('sha256').update(`${emailId.toLowerCase()} ${destination}`).digest();
+  return sharedMin + (hash.readUInt16BE(0) % (WHOLE_EMAIL - sharedMin));
+}
+
+/** A delivery: the email and which of its recipients, from 0; above `positionMax`: one or more of several. */
 export interface ReturnPathSubject {
   readonly emailId: string;
   readonly position: number;

@@ -19,11 +19,22 @@ const ROWS_MAX = 1_000;
 /** Of what fits, bulk mail that waits gets one in four. */
 const BULK_SHARE = 4;
 
-/** The first of `column` in the index behind `after`, else the first of all. */
-const nextOf = (column: string, where: string, after: string): string => `coalesce(
-  (select d.${column} from delivery d where ${where} and d.${column} > ${after}
-   order by d.${column} limit 1),
-  (select d.${column} from delivery d where ${where} order by d.${column} limit 1))`;
+/** Of delivery_claimable. */
+const INDEX_ORDER = ['tenant_id', 'is_bulk', 'lane', 'due_at', 'email_id', 'position'];
+
+/**
+ * The first of `column` in the index behind `after`, else the first of all. It is asked for in the whole order of the
+ * index: the primary key also has tenants in order, and where most rows were ready once the planner takes it and reads
+ * through all that was sent since.
+ */
+const nextOf = (column: string, where: string, after: string): string => {
+  const ordered = `order by ${INDEX_ORDER.slice(INDEX_ORDER.indexOf(column))
+    .map((one) => `d.${one}`)
+    .join(', ')} limit 1`;
+  return `coalesce(
+  (select d.${column} from delivery d where ${where} and d.${column} > ${after} ${ordered}),
+  (select d.${column} from delivery d where ${where} ${ordered}))`;
+};
 
 const nextTenant = (after: string): string => nextOf('tenant_id', `d.state = 'ready'`, after);
 
@@ -159,7 +170,7 @@ export const CLAIM = `
   )
   select c.*, (extract(epoch from e.created_at) * 1000)::bigint::text as created_ms,
     e.recipient_count, e.from_domain, k.raw, k.raw_size_bytes, k.blob_key, k.needs_smtp_utf8,
-    k.signing_tenant_id, k.signing_domain_id, k.ignores_tls_policy
+    k.signing_tenant_id, k.signing_domain_id, k.ignores_tls_policy, k.envelope_from, k.may_go_unsigned
   from told c
   left join email e on e.tenant_id = c.tenant_id and e.id = c.email_id
   left join email_content k on k.tenant_id = c.tenant_id and k.email_id = c.email_id`;

@@ -32,6 +32,10 @@ export interface ClaimedDelivery {
   readonly fromDomain: string;
   /** One of our TLS reports: it goes out whatever MTA-STS and DANE say (RFC 8689 §3). */
   readonly ignoresTlsPolicy: boolean;
+  /** MAIL FROM, empty for the null sender; null: a return path of ours. */
+  readonly envelopeFrom: string | null;
+  /** A signature of ours is added where it can be made, and not waited for. */
+  readonly mayGoUnsigned: boolean;
 }
 
 interface ClaimRow {
@@ -58,6 +62,8 @@ interface ClaimRow {
   signing_domain_id: string | null;
   from_domain: string;
   ignores_tls_policy: boolean;
+  envelope_from: string | null;
+  may_go_unsigned: boolean;
 }
 
 /** Where a look stopped before it had seen everything: at a destination, or (none) at a tenant. */
@@ -259,4 +265,6 @@ const readRow = (row: ClaimRow): ClaimedDelivery => ({
   signingDomainId: row.signing_domain_id,
   fromDomain: row.from_domain,
   ignoresTlsPolicy: row.ignores_tls_policy,
+  envelopeFrom: row.envelope_from,
+  mayGoUnsigned: row.may_go_unsigned,
 });

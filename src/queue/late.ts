@@ -10,16 +10,21 @@
 // `not now`: the worker's own result comes first, the reporter tries again. A failed report about a delivery
 // that is tried again is only noted: the next attempt decides. A bounced one cannot bounce again: nothing.
 //
-// The return path of a transaction with several recipients names the email only: its report counts for those of them
-// that it names, and for nobody where it names none; then it is noted. Who goes to a destination alone was in no such
-// transaction, so nobody who was can speak for them.
+// The return path of a transaction with several recipients names the email and the destination only: its report counts
+// for those there that it names, and for nobody where it names none; then it is noted. Who goes to a destination alone
+// was in no such transaction, so nobody who was can speak for them.
 import type { PoolClient } from 'pg';
 import { normalizedAddress } from '../mail/address.ts';
 import type { BounceRule } from '../mail/bounce-rules.ts';
 import { causeTexts, classOf } from '../mail/outcome.ts';
 import type { Report, ReportedRecipient } from '../mail/report.ts';
 import { verdictOfReport, type LateVerdict } from '../mail/report-verdict.ts';
-import { WHOLE_EMAIL, type ReturnPathSubject } from '../mail/return-path.ts';
+import {
+  positionMax,
+  sharedPosition,
+  WHOLE_EMAIL,
+  type ReturnPathSubject,
+} from '../mail/return-path.ts';
 import type { DeliveryState } from '../store/delivery.ts';
 import { SANDBOX_LANE } from '../store/destination.ts';
 import { newId } from '../store/id.ts';
@@ -66,22 +71,72 @@ export async function settleReport(
   const tenantId = await findTenant(store, emailId);
   if (tenantId === null) return 'nothing';
   return store.transact(async (client) => {
-    const isWhole = position === WHOLE_EMAIL;
-    const { rows } = await client.query<LateRow>({
-      text: `select d.tenant_id, d.position, d.recipient, d.state, d.lane, e.recipient_count
-        from delivery d join email e on e.tenant_id = d.tenant_id and e.id = d.email_id
-        where d.tenant_id = $1 and d.email_id = $2 and ($3::boolean or d.position = $4)
-        order by d.position for no key update of d`,
-      values: [tenantId, emailId, isWhole, isWhole ? -1 : position],
-    });
+    const rows = await lockRows(client, { tenantId, emailId, position });
     const sent = rows.filter(({ state }) => !UNSENT.has(state));
-    if (isWhole) {
-      const shared = sent.filter((row) => rows.some((one) => one !== row && one.lane === row.lane));
+    if (position > positionMax) {
+      // WHOLE_EMAIL is on mail that left before there was one for each destination.
+      const shared = sent.filter(
+        ({ lane, position: own }) =>
+          rows.some((one) => one.position !== own && one.lane === lane) &&
+          (position === WHOLE_EMAIL || sharedPosition(emailId, lane) === position),
+      );
       return settleNamed(client, { emailId, rows: shared }, about);
     }
     const [row] = sent;
     return row === undefined ? 'nothing' : settleOne(client, { row, emailId }, about);
   });
+}
+
+/**
+ * Applies a report that came to the rewritten sender of a forwarded email, inside the caller's transaction; and which of its
+ * deliveries it says have failed. All of them share that address, which other mail of its author has, too: nobody is suppressed.
+ */
+export async function settleForwardReport(
+  client: PoolClient,
+  { tenantId, emailId }: { readonly tenantId: string; readonly emailId: string },
+  about: About,
+): Promise<{ readonly result: LateResult; readonly failed: readonly number[] }> {
+  const rows = await lockRows(client, { tenantId, emailId, position: WHOLE_EMAIL });
+  const sent = rows.filter(({ state }) => !UNSENT.has(state));
+  const [only] = sent.length === 1 ? sent : [];
+  const spokenOf =
+    only === undefined
+      ? sent.filter((row) => about.report.recipients.some((one) => rowNamed(sent, one) === row))
+      : [only];
+  const failed = spokenOf.filter((row) => {
+    const own =
+      only === undefined
+        ? about.report.recipients.filter((one) => rowNamed(sent, one) === row)
+        : about.report.recipients;
+    const report = { ...about.report, recipients: own };
+    const { recipient } = row;
+    return verdictOfReport(report, { recipient, tenantId, rules: about.rules })?.kind === 'failed';
+  });
+  const result =
+    only === undefined
+      ? await settleNamed(client, { emailId, rows: sent }, about)
+      : await settleOne(client, { row: only, emailId, isShared: true }, about);
+  return { result, failed: failed.map(({ position }) => position) };
+}
+
+/** Those that a return path stands for, in order of position. */
+async function lockRows(
+  client: PoolClient,
+  {
+    tenantId,
+    emailId,
+    position,
+  }: { readonly tenantId: string; readonly emailId: string; readonly position: number },
+): Promise<readonly LateRow[]> {
+  const isWhole = position > positionMax;
+  const { rows } = await client.query<LateRow>({
+    text: `select d.tenant_id, d.position, d.recipient, d.state, d.lane, e.recipient_count
+      from delivery d join email e on e.tenant_id = d.tenant_id and e.id = d.email_id
+      where d.tenant_id = $1 and d.email_id = $2 and ($3::boolean or d.position = $4)
+      order by d.position for no key update of d`,
+    values: [tenantId, emailId, isWhole, isWhole ? -1 : position],
+  });
+  return rows;
 }
 
 async function settleOne(
@@ -150,7 +205,7 @@ async function noteUnnamed(
 }
 
 /** A return path does not say whose email it is: each tenant is asked by its key, which is a look at an index. */
-async function findTenant(store: Store, emailId: string): Promise<string | null> {
+export async function findTenant(store: Store, emailId: string): Promise<string | null> {
   const { rows } = await store.pool.query<{ tenant_id: string }>({
     name: 'tenant-of-email',
     text: `select e.tenant_id from tenant t cross join lateral (
@@ -239,7 +294,7 @@ async function complain(
     recipient,
     detail: present(detail),
   });
-  if (isNew) await suppressRecipient(client, at, 'complaint');
+  if (isNew && at.isShared !== true) await suppressRecipient(client, at, 'complaint');
   return isNew ? 'settled' : 'nothing';
 }
 

@@ -74,9 +74,10 @@ export async function readPauses(db: Queryable): Promise<Pauses> {
 
 /** All that hold now, the newest first; at most PAUSES_MAX. */
 export async function listPauses(db: Queryable): Promise<readonly Pause[]> {
-  const { rows } = await db.query<PauseRow>(
-    `select ${COLUMNS} from pause where ${HOLDS} order by paused_at desc, id desc limit ${PAUSES_MAX}`,
-  );
+  const { rows } = await db.query<PauseRow>({
+    name: 'pauses',
+    text: `select ${COLUMNS} from pause where ${HOLDS} order by paused_at desc, id desc limit ${PAUSES_MAX}`,
+  });
   return rows.map(readRow);
 }
 

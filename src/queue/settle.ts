@@ -9,6 +9,7 @@ import { SANDBOX_LANE, SINK_LANE } from '../store/destination.ts';
 import type { Store } from '../store/orm.ts';
 import { suppress } from '../suppressions/suppressions.ts';
 import { recordComplaint } from './complaint.ts';
+import type { Queryable } from './enqueue.ts';
 import { tellFacts, type Fact } from './facts.ts';
 import { DEFAULT_OUTCOMES, type OutcomePolicy } from './outcome-policy.ts';
 import { admitSuspects, IS_SUSPECT } from './suspect.ts';
@@ -96,78 +97,10 @@ const IS_LAST = `(${IS_LATE} and d.expires_at - now() >= r.delay_ms * 0.5 * inte
 const IS_EXPIRED = `(${IS_LATE} and not ${IS_LAST})`;
 const IS_WAITING = `(r.verdict in ('deferred', 'unknown') and not ${IS_EXPIRED})`;
 
-const SETTLE = `
-  with result as (
-    select * from unnest($1::uuid[], $2::uuid[], $3::smallint[], $4::integer[], $5::uuid[], $6::text[],
-      $7::bigint[], $8::text[], $9::text[], $10::text[], $11::text[], $12::integer[], $13::text[],
-      $14::smallint[], $15::text[], $16::text[], $17::text[], $18::text[], $19::boolean[], $20::boolean[])
-    as r (tenant_id, email_id, position, number, epoch, verdict, delay_ms, cause, stage, host, address,
-      port, tls, code, enhanced, reply, tls_policy, source, is_lane_fault, is_once)
-  ), settled as (
-    update delivery d
-    set state = case when ${IS_EXPIRED} then 'bounced' else r.verdict end,
-      due_at = case when ${IS_LAST}
-          then d.expires_at
-            - least(interval '${LAST_TRY_MS} milliseconds', (d.expires_at - now()) * 0.05)
-          else ${PLANNED} end,
-      lease_epoch = null,
-      unknowns = case
-          when r.verdict <> 'unknown' then d.unknowns
-          when r.is_once then ${UNKNOWNS_MAX}
-          else d.unknowns + 1 end,
-      lane_faults = d.lane_faults + r.is_lane_fault::int,
-      interruptions = 0,
-      deferred_at = case when ${IS_WAITING} then coalesce(d.deferred_at, now()) else d.deferred_at end,
-      delay_told_at = case
-          when ${IS_WAITING} and d.deferred_at <= now() - $21::bigint * interval '1 millisecond'
-            then coalesce(d.delay_told_at, now())
-          else d.delay_told_at end,
-      last_cause = case
-          when r.verdict = 'delivered' then null
-          when ${IS_EXPIRED} then 'expired'
-          else coalesce(r.enhanced, r.cause) end,
-      last_reply = case
-          when r.verdict = 'delivered' then null
-          -- The last that a peer said: our own words about a connection explain less.
-          when ${IS_EXPIRED} and r.code is null then coalesce(
-            (select a.reply from attempt a
-             where a.tenant_id = d.tenant_id and a.email_id = d.email_id and a.position = d.position
-               and a.code is not null order by a.number desc limit 1), r.reply)
-          when r.verdict = 'unknown' and r.is_once then concat_ws(' ', r.reply, '${SENT_ONCE}')
-          when r.verdict = 'unknown' and d.unknowns + 1 >= ${UNKNOWNS_MAX}
-            then concat_ws(' ', r.reply, '${SENT_TWICE}')
-          else r.reply end
-    from result r
-    where d.tenant_id = r.tenant_id and d.email_id = r.email_id and d.position = r.position
-      and d.state = 'in_flight' and d.lease_epoch = r.epoch and d.attempts = r.number
-    returning d.tenant_id, d.email_id, d.position, d.recipient, d.lane, d.state, d.due_at,
-      d.unknowns, d.attempts, d.expires_at, d.last_cause, d.last_reply, r.cause,
-      coalesce(d.delay_told_at = now(), false) as is_delay_told
-  ), finished as (
-    update attempt a
-    set finished_at = now(), outcome = r.verdict, cause = r.cause, stage = r.stage, host = r.host,
-      address = r.address, port = r.port, tls = r.tls, code = r.code, enhanced = r.enhanced,
-      reply = r.reply, tls_policy = r.tls_policy, source = r.source
-    from result r
-    join settled s on s.tenant_id = r.tenant_id and s.email_id = r.email_id and s.position = r.position
-    where a.tenant_id = r.tenant_id and a.email_id = r.email_id and a.position = r.position
-      and a.number = r.number
-  )
-  select tenant_id, email_id, recipient, cause, lane, state, unknowns, attempts, last_cause, last_reply,
-    is_delay_told, (extract(epoch from due_at) * 1000)::bigint::text as due_ms,
-    (extract(epoch from expires_at) * 1000)::bigint::text as expires_ms,
-    (select exists (select 1 from delivery where ${IS_SUSPECT})) as has_suspects
-  from settled`;
-
-// Settlements of several recipients of one email meet here; the order of the locks is fixed.
-const LOCK_EMAILS = `
-  select 1 from email e join unnest($1::uuid[], $2::uuid[]) as k (tenant_id, id)
-    on e.tenant_id = k.tenant_id and e.id = k.id
-  order by e.tenant_id, e.id for no key update of e`;
-
 // The worst recipient still undecided, else the worst final one: failed, bounced, suppressed, unknown
 // for good, delivered. So one suppressed recipient shows although the others have it, as a bounced one does.
-const SHOW = `
+// `rows`: the deliveries of whole emails, as `d`.
+const showing = (rows: string): string => `
   update email e
   set last_event = case
         when e.last_event in ('opened', 'clicked', 'complained', 'canceled') then e.last_event
@@ -204,11 +137,85 @@ const SHOW = `
       (array_agg(jsonb_build_object('code', d.last_cause, 'message', coalesce(d.last_reply, ''))
         order by d.state = 'suppressed', d.position)
         filter (where d.last_cause is not null))[1] as error
-    from unnest($1::uuid[], $2::uuid[]) as k (tenant_id, id)
-    join delivery d on d.tenant_id = k.tenant_id and d.email_id = k.id
+    from ${rows}
     group by d.tenant_id, d.email_id
   ) x
   where e.tenant_id = x.tenant_id and e.id = x.email_id`;
+
+const SHOW = showing(`unnest($1::uuid[], $2::uuid[]) as k (tenant_id, id)
+    join delivery d on d.tenant_id = k.tenant_id and d.email_id = k.id`);
+
+const SETTLE = `
+  with result as (
+    -- claimed: where the state is a constant, a scan of all that is in flight looks cheap to the planner.
+    select *, 'in_flight' as claimed
+    from unnest($1::uuid[], $2::uuid[], $3::smallint[], $4::integer[], $5::uuid[], $6::text[],
+      $7::bigint[], $8::text[], $9::text[], $10::text[], $11::text[], $12::integer[], $13::text[],
+      $14::smallint[], $15::text[], $16::text[], $17::text[], $18::text[], $19::boolean[], $20::boolean[],
+      $22::boolean[])
+    as r (tenant_id, email_id, position, number, epoch, verdict, delay_ms, cause, stage, host, address,
+      port, tls, code, enhanced, reply, tls_policy, source, is_lane_fault, is_once, is_only)
+  ), settled as (
+    update delivery d
+    set state = case when ${IS_EXPIRED} then 'bounced' else r.verdict end,
+      due_at = case when ${IS_LAST}
+          then d.expires_at
+            - least(interval '${LAST_TRY_MS} milliseconds', (d.expires_at - now()) * 0.05)
+          else ${PLANNED} end,
+      lease_epoch = null,
+      unknowns = case
+          when r.verdict <> 'unknown' then d.unknowns
+          when r.is_once then ${UNKNOWNS_MAX}
+          else d.unknowns + 1 end,
+      lane_faults = d.lane_faults + r.is_lane_fault::int,
+      interruptions = 0,
+      deferred_at = case when ${IS_WAITING} then coalesce(d.deferred_at, now()) else d.deferred_at end,
+      delay_told_at = case
+          when ${IS_WAITING} and d.deferred_at <= now() - $21::bigint * interval '1 millisecond'
+            then coalesce(d.delay_told_at, now())
+          else d.delay_told_at end,
+      last_cause = case
+          when r.verdict = 'delivered' then null
+          when ${IS_EXPIRED} then 'expired'
+          else coalesce(r.enhanced, r.cause) end,
+      last_reply = case
+          when r.verdict = 'delivered' then null
+          -- The last that a peer said: our own words about a connection explain less.
+          when ${IS_EXPIRED} and r.code is null then coalesce(
+            (select a.reply from attempt a
+             where a.tenant_id = d.tenant_id and a.email_id = d.email_id and a.position = d.position
+               and a.code is not null order by a.number desc limit 1), r.reply)
+          when r.verdict = 'unknown' and r.is_once then concat_ws(' ', r.reply, '${SENT_ONCE}')
+          when r.verdict = 'unknown' and d.unknowns + 1 >= ${UNKNOWNS_MAX}
+            then concat_ws(' ', r.reply, '${SENT_TWICE}')
+          else r.reply end
+    from result r
+    where d.tenant_id = r.tenant_id and d.email_id = r.email_id and d.position = r.position
+      and d.state = r.claimed and d.lease_epoch is not distinct from r.epoch and d.attempts = r.number
+    returning d.tenant_id, d.email_id, d.position, d.recipient, d.lane, d.state, d.due_at,
+      d.unknowns, d.attempts, d.expires_at, d.last_cause, d.last_reply, r.cause, r.is_only,
+      coalesce(d.delay_told_at = now(), false) as is_delay_told
+  ), finished as (
+    update attempt a
+    set finished_at = now(), outcome = r.verdict, cause = r.cause, stage = r.stage, host = r.host,
+      address = r.address, port = r.port, tls = r.tls, code = r.code, enhanced = r.enhanced,
+      reply = r.reply, tls_policy = r.tls_policy, source = r.source
+    from result r
+    join settled s on s.tenant_id = r.tenant_id and s.email_id = r.email_id and s.position = r.position
+    where a.tenant_id = r.tenant_id and a.email_id = r.email_id and a.position = r.position
+      and a.number = r.number
+  ), shown as (${showing('(select * from settled where is_only) d')})
+  select tenant_id, email_id, recipient, cause, lane, state, unknowns, attempts, last_cause, last_reply,
+    is_delay_told, (extract(epoch from due_at) * 1000)::bigint::text as due_ms,
+    (extract(epoch from expires_at) * 1000)::bigint::text as expires_ms,
+    (select exists (select 1 from delivery where ${IS_SUSPECT})) as has_suspects
+  from settled`;
+
+// Settlements of several recipients of one email meet here; the order of the locks is fixed.
+const LOCK_EMAILS = `
+  select 1 from email e join unnest($1::uuid[], $2::uuid[]) as k (tenant_id, id)
+    on e.tenant_id = k.tenant_id and e.id = k.id
+  order by e.tenant_id, e.id for no key update of e`;
 
 /**
  * Stores the results, all or none. Safe to call again with the same results after an error whose
@@ -222,6 +229,7 @@ export async function settle(
   if (results.length === 0) return { count: 0, fenced: 0, waiting: [] };
   for (let tries = 1; ; tries++) {
     try {
+      if (results.every(isOneStatement)) return await settlePlain(store, results, policy);
       return await store.transact((client) => settleIn(client, results, policy));
     } catch (error) {
       const code = String((error as { code?: string }).code);
@@ -253,13 +261,27 @@ async function settleApart(
   };
 }
 
-async function settleIn(
-  client: PoolClient,
+/** Nothing follows from it but what its statement writes. Over a connection: the sandbox's answers have consequences. */
+const isOneStatement = ({ verdict, recipientCount, evidence }: Settlement): boolean =>
+  verdict === 'delivered' && recipientCount === 1 && evidence.port !== null;
+
+async function settlePlain(
+  store: Store,
   results: readonly Settlement[],
   policy: OutcomePolicy,
 ): Promise<Settled> {
+  const rows = await write(store.pool, results, policy);
+  if (rows.some((row) => row.has_suspects)) await store.transact(admitSuspects);
+  return { count: rows.length, fenced: results.length - rows.length, waiting: [] };
+}
+
+async function write(
+  db: Queryable,
+  results: readonly Settlement[],
+  policy: OutcomePolicy,
+): Promise<readonly SettledRow[]> {
   const of = <T>(pick: (result: Settlement) => T): T[] => results.map(pick);
-  const { rows } = await client.query<SettledRow>({
+  const { rows } = await db.query<SettledRow>({
     name: 'settle',
     text: SETTLE,
     values: [
@@ -284,14 +306,24 @@ async function settleIn(
       of((r) => r.isLaneFault),
       of((r) => policy.unknownOf(r.tenantId) === 'at_most_once'),
       policy.delayedAfterMs,
+      of((r) => r.recipientCount === 1),
     ],
   });
+  return rows;
+}
+
+async function settleIn(
+  client: PoolClient,
+  results: readonly Settlement[],
+  policy: OutcomePolicy,
+): Promise<Settled> {
+  const rows = await write(client, results, policy);
   // Not of what was fenced off: somebody else's row is not locked here, so what it shows could be out of date.
   const changed = new Set(rows.map((row) => row.email_id));
-  await showEmails(
-    client,
-    results.filter(({ emailId }) => changed.has(emailId)),
+  const shared = results.filter(
+    ({ emailId, recipientCount }) => recipientCount > 1 && changed.has(emailId),
   );
+  if (shared.length > 0) await showEmails(client, shared);
   await tellFacts(client, rows.flatMap(factsOf));
   await followUp(client, rows);
   if (rows.some((row) => row.has_suspects)) await admitSuspects(client);

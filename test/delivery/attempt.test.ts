@@ -18,7 +18,8 @@ import { createSigning } from '../../src/delivery/signing.ts';
 import type { HostPolicy } from '../../src/dns/tls-policy.ts';
 import type { Signer } from '../../src/domains/lookup.ts';
 import { generateKeyPair } from '../../src/mail/dkim.ts';
-import { readReturnPathLocal, WHOLE_EMAIL } from '../../src/mail/return-path.ts';
+import { readReturnPathLocal, sharedPosition } from '../../src/mail/return-path.ts';
+import type { BounceRule } from '../../src/mail/bounce-rules.ts';
 import type { ClaimedDelivery } from '../../src/queue/claim.ts';
 import { openDiskBlobs, type BlobStore } from '../../src/store/blob.ts';
 import { startRawPeer, type PeerScript, type RawPeer } from '../support/raw-peer.ts';
@@ -110,6 +111,8 @@ function deliveriesTo(
     signingDomainId: 'first',
     fromDomain: 'sender.test',
     ignoresTlsPolicy: false,
+    envelopeFrom: null,
+    mayGoUnsigned: false,
     ...about,
   }));
 }
@@ -378,6 +381,31 @@ test('a kept connection that refuses with 421 at RCPT: another host, not the sam
   assert.equal([first.peer?.connections.length, second.peer?.messages.length], [1, 1]);
 });
 
+test('what has left stays so when a fault of ours ends the attempt, and what may have is unknown', async () => {
+  const host = await hostWith({
+    keywords: ['LIMITS RCPTMAX=2'],
+    on: { RCPT: (line) => ({ reply: line.includes('<r2@') ? '550 no' : '250 2.1.5 ok' }) },
+  });
+  const broken = {
+    get tenants(): never {
+      throw new Error('a rule that cannot be read');
+    },
+  } as unknown as BounceRule;
+  const { decided } = await attempt(dependencies({ bounceRules: [broken] }), newLine(), {
+    deliveries: deliveriesTo(4),
+    hops: hopsTo(host),
+  });
+  assert.equal(
+    decided.map(({ verdict, evidence: { cause } }) => [verdict, cause]),
+    [
+      ['delivered', null],
+      ['delivered', null],
+      ['deferred', 'internal'],
+      ['unknown', 'unknown_after_dot'],
+    ],
+  );
+});
+
 test('before the dot leaves, every delivery that was accepted is told', async () => {
   const host = await hostWith({
     on: {
@@ -393,14 +421,13 @@ test('before the dot leaves, every delivery that was accepted is told', async ()
   assert.equal(told, [0, 2]);
 });
 
-test('the return path is of the delivery, or of the email where several share it', async () => {
+test('the return path is of the delivery, or of the email and the destination where several share it', async () => {
   const host = await hostWith({});
   const line = newLine();
-  for (const [count, position] of [
-    [1, 0],
-    [2, WHOLE_EMAIL],
-  ] as const) {
+  for (const count of [1, 2]) {
     const deliveries = deliveriesTo(count);
+    const { emailId, lane } = deliveries[0]!;
+    const position = count === 1 ? 0 : sharedPosition(emailId, lane);
     await attempt(dependencies(), line, { deliveries, hops: hopsTo(host) });
     const local = /^FROM:<([^@]+)@send\.sender\.test>/.exec(
       host.peer?.messages.at(-1)?.mail ?? '',

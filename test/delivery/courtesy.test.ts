@@ -70,6 +70,20 @@ test('when the others have gone it gets everything again', () => {
   assert.is(run(clocked, 5, null), 2_000);
 });
 
+test('only while somebody is held back there is a time to look again', () => {
+  const clocked = open();
+  run(clocked, 5, null);
+  clocked.courtesy.note(claimed('other', 1));
+  const held = clocked.courtesy.next();
+  assert.equal(held.except, ['heavy']);
+  assert.ok(held.waitMs !== null && held.waitMs > 0 && held.waitMs < 1_000, `${held.waitMs} ms`);
+  clocked.time += held.waitMs;
+  const { except, perTenant, waitMs } = clocked.courtesy.next();
+  assert.equal(except, []);
+  assert.ok(perTenant !== null && perTenant >= 20, `${perTenant}`);
+  assert.is(waitMs, null, 'who finds nothing now would ask again and again');
+});
+
 test('where all have much, nobody is held back', () => {
   const clocked = open();
   for (let turn = 0; turn < 100; turn++) {

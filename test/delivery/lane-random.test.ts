@@ -97,7 +97,11 @@ async function live(seed: number): Promise<void> {
   const endOne = (learned: Learned): void => [...open][roll(open.size)]?.end(learned);
   const steps: readonly (() => void)[] = [
     () => lane.add(...Array.from({ length: Math.min(lane.spare(), 1 + roll(20)) }, mail)),
-    () => lane.add(...Array.from({ length: Math.min(lane.room(), 1 + roll(5)) }, mail)),
+    () => {
+      const room = lane.room();
+      assert.ok(Number.isInteger(room), `a claim takes whole numbers, not ${room}`);
+      lane.add(...Array.from({ length: Math.min(room, 1 + roll(5)) }, mail));
+    },
     () => endOne(talked),
     () => endOne(talked),
     () => endOne({ ...talked, signal: { kind: 'unreachable', stage: 'connect', why: 'x' } }),
@@ -117,7 +121,7 @@ async function live(seed: number): Promise<void> {
         ...defaults,
         connectionsMax: 1 + roll(12),
         newConnectionsPerMinute: pick(null, 1, 60),
-        messagesPerSecond: pick(null, 2, 20),
+        messagesPerSecond: pick(null, 2, 20, 200),
         messagesPerConnection: 1 + roll(3),
         recipientsPerTransaction: 1 + roll(3),
       };

@@ -9,6 +9,7 @@ import type { NextHops } from '../../src/delivery/next-hop.ts';
 import type { PortWatch } from '../../src/delivery/port25.ts';
 import { readProviders, type Providers } from '../../src/delivery/providers.ts';
 import { createRooms, type Offer, type Rooms } from '../../src/delivery/rooms.ts';
+import type { ClaimedDelivery } from '../../src/queue/claim.ts';
 import { reportLanes, type LaneReport } from '../../src/queue/lanes.ts';
 import { openQueue, type Bench } from '../support/queue.ts';
 
@@ -22,6 +23,9 @@ interface Rig {
   maySpill: boolean;
   egresses: string[];
   mayTry: boolean;
+  mayLinger: boolean;
+  /** How long a transaction takes; null: none is to begin. */
+  workMs: number | null;
   offer(): Offer;
 }
 
@@ -42,6 +46,8 @@ function rig(): Rig {
     maySpill: false,
     egresses: ['default'],
     mayTry: true,
+    mayLinger: true,
+    workMs: null as number | null,
   };
   const watch: PortWatch = {
     isBlocked: () => (state.blocked ? { since: new Date(0), reason: 'silence' } : null),
@@ -57,7 +63,11 @@ function rig(): Rig {
     random: () => 0.5,
     egresses: () => new Set(state.egresses),
     maySpill: () => state.maySpill,
-    work: () => Promise.reject(new Error('nothing is begun here')),
+    work: () => {
+      if (state.workMs === null) return Promise.reject(new Error('nothing is begun here'));
+      state.nowMs += state.workMs;
+      return Promise.resolve({ signal: { kind: 'talked' }, pause: null, isBlocked: false });
+    },
     onChange: () => undefined,
   });
   return Object.assign(state, {
@@ -69,6 +79,7 @@ function rig(): Rig {
         isOut: () => false,
         hasOtherWay: (_, known) => state.egresses.some((name) => !known.has(name)),
         mayTry: state.mayTry,
+        mayLinger: state.mayLinger,
         mayAsk: lanes.mayAsk(),
       }),
   });
@@ -91,6 +102,15 @@ const hopsTo = (...hosts: string[]): NextHops => ({
 });
 const meet = ({ lanes }: Rig, destination: string, ...hosts: string[]) =>
   lanes.laneOf(destination, { egress: SYSTEM_EGRESS, hops: hopsTo(...hosts) }).lane;
+const delivery = (lane: string): ClaimedDelivery =>
+  ({
+    tenantId: 't',
+    emailId: 'e',
+    position: 0,
+    lane,
+    isBulk: false,
+    recipientCount: 1,
+  }) as ClaimedDelivery;
 const open = (about: Partial<LaneReport>): LaneReport => ({
   name: 'default/mx.shut.test',
   egress: 'default',
@@ -278,6 +298,20 @@ test('where hosts that hang have taken their part, only lanes that are known to 
   assert.equal(it.offer().exceptLanes, ['mx:unproven.test']);
   assert.ok((it.offer().rooms.get('sink') ?? 0) > 0);
   it.mayTry = true;
+  assert.equal(it.offer().exceptLanes, []);
+});
+
+test('where slow hosts have taken their part, no more is offered of them', async () => {
+  const it = rig();
+  it.workMs = 20_000;
+  const slow = meet(it, 'mx:slow.test', 'mx.slow.test');
+  meet(it, 'mx:other.test', 'mx.other.test');
+  slow.add({ delivery: delivery('mx:slow.test'), hops: hopsTo('mx.slow.test') });
+  await slow.stop();
+  assert.ok(slow.isSlow());
+  it.mayLinger = false;
+  assert.equal(it.offer().exceptLanes, ['mx:slow.test']);
+  it.mayLinger = true;
   assert.equal(it.offer().exceptLanes, []);
 });
 

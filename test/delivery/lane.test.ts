@@ -107,6 +107,8 @@ function mail(recipient: string, about: Partial<ClaimedDelivery> = {}): Planned 
       signingDomainId: null,
       fromDomain: 'us.test',
       ignoresTlsPolicy: false,
+      envelopeFrom: null,
+      mayGoUnsigned: false,
       ...about,
     },
   };
@@ -324,6 +326,27 @@ test('what hangs is seen, what waits behind it is given back, and a stop waits f
   await it.open()[0]!.end();
   await stopping;
   assert.is(it.lane.view().connections, 0);
+});
+
+test('where transactions take long a lane is slow, and asks for no more than it has connections for', async () => {
+  const it = rig();
+  const carry = async (count: number, ms: number): Promise<void> => {
+    for (let index = 0; index < count; index++) {
+      it.lane.add(mail(`${index}`));
+      it.clock.nowMs += ms;
+      await it.open()[0]!.end();
+    }
+  };
+  await carry(3, 50);
+  assert.equal([it.lane.isSlow(), it.lane.room()], [false, 50]);
+  await carry(1, 4_000);
+  assert.not.ok(it.lane.isSlow(), 'once is no rule');
+  await carry(1, 4_000);
+  assert.ok(it.lane.isSlow());
+  it.clock.nowMs += 1_000;
+  assert.is(it.lane.room(), 5);
+  await carry(20, 50);
+  assert.not.ok(it.lane.isSlow());
 });
 
 test('one connection that hangs leaves the others to all that comes later', async () => {

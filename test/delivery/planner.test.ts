@@ -30,6 +30,8 @@ const to = (lane: string): ClaimedDelivery => ({
   signingDomainId: null,
   fromDomain: 'sender.test',
   ignoresTlsPolicy: false,
+  envelopeFrom: null,
+  mayGoUnsigned: false,
 });
 const lanes = (count: number, name = 'mx:d'): readonly ClaimedDelivery[] =>
   Array.from({ length: count }, (_, number) => to(`${name}${number}.test`));

@@ -73,6 +73,8 @@ const delivery = (): ClaimedDelivery => ({
   signingDomainId: 'domain',
   fromDomain: 'sender.test',
   ignoresTlsPolicy: false,
+  envelopeFrom: null,
+  mayGoUnsigned: false,
 });
 
 async function attemptAt(targets: readonly Target[]): Promise<Attempted> {

@@ -76,6 +76,8 @@ const deliveriesTo = (
     signingDomainId: null,
     fromDomain: 'sender.example',
     ignoresTlsPolicy: false,
+    envelopeFrom: null,
+    mayGoUnsigned: false,
     ...about,
   }));
 };

@@ -7,6 +7,7 @@ import {
   mintReturnPathLocal,
   positionMax,
   readReturnPathLocal,
+  sharedPosition,
   WHOLE_EMAIL,
 } from '../../src/mail/return-path.ts';
 
@@ -32,6 +33,23 @@ test('reads back what it minted, in any case, with any of the keys', () => {
     keyId: 'a',
   });
   assert.is(upper, mintReturnPathLocal({ emailId, position: 0, key, keyId: 'a' }));
+});
+
+test('what several recipients share is of the email and the destination, and of no delivery', () => {
+  const seen = new Set<number>();
+  for (let number = 0; number < 2_000; number++) {
+    const position = sharedPosition(emailId, `mx:d${number}.test`);
+    assert.ok(position > positionMax && position < WHOLE_EMAIL, `${position}`);
+    seen.add(position);
+  }
+  assert.ok(seen.size > 1_900, `${seen.size} of 2000 differ`);
+  const [one, same, elsewhere] = [
+    emailId,
+    emailId.toUpperCase(),
+    emailId.replace('019b', '019c'),
+  ].map((id) => sharedPosition(id, 'mx:d.test'));
+  assert.is(one, same);
+  assert.is.not(one, elsewhere);
 });
 
 test('is a plain local part of at most 64 octets', () => {

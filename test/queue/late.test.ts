@@ -3,7 +3,7 @@
 import { suite } from 'uvu';
 import * as assert from 'uvu/assert';
 import type { Report } from '../../src/mail/report.ts';
-import { WHOLE_EMAIL } from '../../src/mail/return-path.ts';
+import { sharedPosition, WHOLE_EMAIL } from '../../src/mail/return-path.ts';
 import { settleReport, type LateResult } from '../../src/queue/late.ts';
 import { settle } from '../../src/queue/settle.ts';
 import { findEmail } from '../../src/sending/read.ts';
@@ -348,6 +348,19 @@ test('a report that names none of those who share the return path changes nothin
   );
 });
 
+test('a complaint on a return path that several share shows, and suppresses nobody', async ({
+  q,
+}) => {
+  const { id, addresses } = await emailToThree(q);
+  const [of] = report({ address: addresses[1]! }).recipients;
+  const about: Report = { ...complaint, recipients: [of!] };
+  assert.is(await come(q, id, about, WHOLE_EMAIL), 'settled');
+  assert.is(await come(q, id, about, WHOLE_EMAIL), 'nothing', 'told once');
+  assert.is((await see(q, id)).event, 'complained');
+  // Any of the three could have written it of another.
+  assert.is((await suppressedAmong(q.store.pool, q.tenantId, addresses)).size, 0);
+});
+
 test('of a return path that several share, nobody speaks for who goes elsewhere alone', async ({
   q,
 }) => {
@@ -363,6 +376,29 @@ test('of a return path that several share, nobody speaks for who goes elsewhere 
   assert.equal((await see(q, id!)).states, ['delivered', 'delivered', 'delivered']);
   assert.is((await suppressedAmong(q.store.pool, q.tenantId, [address])).size, 0);
   assert.is(await come(q, id!, report({ address }), 2), 'settled', 'its own return path does');
+});
+
+test('who shares a return path at one destination cannot speak for those at another', async ({
+  q,
+}) => {
+  const lanes = ['mx:hostile.test', 'mx:hostile.test', 'mx:victim.test', 'mx:victim.test'];
+  const deliveries = lanes.map((lane) => ({ recipient: `${newId()}@${lane.slice(3)}`, lane }));
+  const [id] = await q.enqueue(1, { deliveries });
+  await q.store.pool.query(
+    "update delivery set state = case position when 2 then 'unknown' else 'delivered' end, attempts = 1 where email_id = $1",
+    [id],
+  );
+  const [hostile, victim] = ['mx:hostile.test', 'mx:victim.test'].map((lane) =>
+    sharedPosition(id!, lane),
+  );
+  const unknown = report({ action: 'delivered', address: deliveries[2]!.recipient });
+  const bounce = report({ address: deliveries[3]!.recipient });
+  assert.is(await come(q, id!, unknown, hostile), 'noted');
+  assert.is(await come(q, id!, bounce, hostile), 'noted');
+  assert.equal((await see(q, id!)).states, ['delivered', 'delivered', 'unknown', 'delivered']);
+  assert.is(await come(q, id!, bounce, victim), 'settled', 'a neighbour there can');
+  assert.is(await come(q, id!, report({ address: deliveries[0]!.recipient }), hostile), 'settled');
+  assert.equal((await see(q, id!)).states, ['bounced', 'delivered', 'unknown', 'bounced']);
 });
 
 test('of a return path that several share: not now while one of the named is under way', async ({
