@@ -85,6 +85,10 @@ export const EmailContent = defineEntity({
     needsSmtpUtf8: p.boolean(),
     /** One of our TLS reports: it goes out whatever MTA-STS and DANE say. */
     ignoresTlsPolicy: p.boolean(),
+    /** MAIL FROM, empty for the null sender; null: a return path of ours for each delivery. */
+    envelopeFrom: p.text().nullable(),
+    /** Relayed for others: a signature of ours is added where it can be made, and not waited for. */
+    mayGoUnsigned: p.boolean(),
     /** The domain whose DKIM keys sign, and its tenant: another one only for development's stand-in. */
     signingTenantId: p.uuid().nullable(),
     signingDomainId: p.uuid().nullable(),

@@ -18,7 +18,10 @@ import { RequestLogs } from './migrations/0005-request-logs.ts';
 import { ReceivedEmails } from './migrations/0006-received-emails.ts';
 import { ReceivedReading } from './migrations/0007-received-reading.ts';
 import { Lanes } from './migrations/0008-lanes.ts';
+import { ReceivingRoutes } from './migrations/0009-receiving.ts';
 import { ReceivedContent, ReceivedEmail } from './received-email.ts';
+import { ReceivingReplay } from './receiving-replay.ts';
+import { ForwardingAttempt, ForwardingRule, ReceivingRoute } from './receiving-route.ts';
 import { RequestLog, RequestLogBody } from './request-log.ts';
 import { DkimKeyRow, SendingDomain } from './sending-domain.ts';
 import { SinkMessage } from './sink-message.ts';
@@ -46,6 +49,7 @@ const migrations = [
   { name: '0006-received-emails', class: ReceivedEmails },
   { name: '0007-received-reading', class: ReceivedReading },
   { name: '0008-lanes', class: Lanes },
+  { name: '0009-receiving', class: ReceivingRoutes },
 ];
 
 export interface Store {
@@ -90,6 +94,10 @@ export async function openStore(options: {
       TemplateVersion,
       ReceivedEmail,
       ReceivedContent,
+      ReceivingReplay,
+      ReceivingRoute,
+      ForwardingRule,
+      ForwardingAttempt,
       RequestLog,
       RequestLogBody,
       SinkMessage,

@@ -13,6 +13,52 @@ export interface RouteDecision {
   readonly forwarding_rule_id: string | null;
 }
 
+/** RFC 8601 §2.7, in the words of the field. */
+export type SpfResult =
+  'pass' | 'fail' | 'softfail' | 'neutral' | 'none' | 'temperror' | 'permerror';
+export type DkimResult =
+  'pass' | 'fail' | 'policy' | 'neutral' | 'none' | 'temperror' | 'permerror';
+export type DmarcResult = 'pass' | 'fail' | 'none' | 'temperror' | 'permerror';
+export type ArcResult = 'pass' | 'fail' | 'none';
+
+/** One signature. */
+export interface DkimVerdict {
+  readonly result: DkimResult;
+  readonly domain: string | null;
+  readonly selector: string | null;
+  /** Whether it speaks for the author's domain. */
+  readonly aligned: boolean;
+  readonly reason: string | null;
+}
+
+/** What the checks at the door showed; as the API shows it. */
+export interface Authentication {
+  readonly spf: {
+    readonly result: SpfResult;
+    /** Of MAIL FROM, or of EHLO for the null sender. */
+    readonly domain: string | null;
+    readonly reason: string | null;
+  };
+  /** In the order of the message; empty: not signed. */
+  readonly dkim: readonly DkimVerdict[];
+  readonly dmarc: {
+    readonly result: DmarcResult;
+    /** The author's. */
+    readonly domain: string | null;
+    readonly policy: 'none' | 'quarantine' | 'reject' | null;
+    readonly aligned: { readonly spf: boolean; readonly dkim: boolean };
+    readonly reason: string | null;
+  };
+  readonly arc: {
+    readonly result: ArcResult;
+    /** Of the newest seal. */
+    readonly sealer: string | null;
+    readonly instances: number;
+  };
+  /** What it came to: `tagged`: the author's policy says to refuse it, and it was taken all the same. */
+  readonly verdict: 'accepted' | 'tagged';
+}
+
 /** A file of the message; its bytes are read from the message, by position. */
 export interface ReceivedAttachment {
   readonly id: string;
@@ -45,6 +91,17 @@ export const ReceivedEmail = defineEntity({
     /** With angle brackets; null when the message has none. */
     messageId: p.text().nullable(),
     attachments: p.json<readonly ReceivedAttachment[]>(),
+    /** Null: it was not checked. */
+    authentication: p.json<Authentication>().nullable(),
+    /** False: its bytes are stored, and what they show is not known yet. */
+    isRead: p.boolean(),
+    /** Not all of what it has could be read, or is shown. */
+    isPartial: p.boolean(),
+    /** The sent email that it is a reply to. */
+    answersEmailId: p.uuid().nullable(),
+    /** Of the client that handed it over. */
+    remoteAddress: p.text().nullable(),
+    helo: p.text().nullable(),
   },
 });
 
@@ -62,5 +119,7 @@ export const ReceivedContent = defineEntity({
     raw: p.blob().nullable(),
     blobKey: p.text().nullable(),
     rawSizeBytes: p.integer(),
+    /** Our own trace fields, which stand on top. */
+    traceSizeBytes: p.integer(),
   },
 });

@@ -39,6 +39,9 @@ export type RecordChecks = Readonly<Partial<Record<RecordKind, RecordCheck>>>;
 export const tlsModes = ['opportunistic', 'enforced'] as const;
 export type TlsMode = (typeof tlsModes)[number];
 
+export const inboundDmarcModes = ['reject', 'tag'] as const;
+export type InboundDmarc = (typeof inboundDmarcModes)[number];
+
 export const SendingDomain = defineEntity({
   name: 'SendingDomain',
   tableName: 'sending_domain',
@@ -56,6 +59,8 @@ export const SendingDomain = defineEntity({
     openTracking: p.boolean(),
     clickTracking: p.boolean(),
     tls: p.enum(tlsModes),
+    /** What becomes of mail to this domain that its author's DMARC policy says to reject. */
+    inboundDmarc: p.enum(inboundDmarcModes),
     sending: p.boolean(),
     receiving: p.boolean(),
     /** The DNS is right for sending, or was less than 72 h ago. Mail leaves when `sending` is on, too. */

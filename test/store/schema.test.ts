@@ -61,6 +61,20 @@ test('tenant_id leads every key of a tenant-owned table', async () => {
   await database.drop();
 });
 
+test('a schema that can be distributed by tenant has no triggers and no functions of its own', async () => {
+  const database = await freshDatabase();
+  const store = await open(database.url);
+  const { rows } = await store.pool.query<{ name: string }>(
+    `select tgname as name from pg_trigger where not tgisinternal
+     union all
+     select proname from pg_proc where pronamespace = 'public'::regnamespace and not exists (
+       select 1 from pg_depend where objid = pg_proc.oid and deptype = 'e')`,
+  );
+  assert.equal(rows, []);
+  await store.close();
+  await database.drop();
+});
+
 test('ids are UUIDv7, unique, and sort by creation, also within a millisecond and across a clock that steps back', () => {
   const ids = Array.from({ length: 10_000 }, (_, index) => newId(1_700_000_000_000 - (index % 3)));
   assert.ok(ids.every((id) => isUuid(id) && id[14] === '7' && /[89ab]/.test(id[19]!)));

@@ -1,0 +1,34 @@
+// An order to carry out again what rules say of mail that was received before, at a rate.
+import { defineEntity, p } from '@mikro-orm/core';
+
+export const replayStatuses = ['running', 'finished', 'canceled'] as const;
+
+export const ReceivingReplay = defineEntity({
+  name: 'ReceivingReplay',
+  tableName: 'receiving_replay',
+  properties: {
+    tenantId: p.uuid().primary(),
+    id: p.uuid().primary(),
+    status: p.enum(replayStatuses),
+    /** Messages. */
+    perMinute: p.integer(),
+    /** The only rule that counts; null: every one. */
+    ruleId: p.uuid().nullable(),
+    /** Of received emails, without repeats; null: a range of time. */
+    ids: p.json<readonly string[]>().nullable(),
+    /** Inside; null: ids. */
+    startsAt: p.datetime().nullable(),
+    /** Outside; null: ids. */
+    endsAt: p.datetime().nullable(),
+    /** The last message that was looked at. */
+    cursorId: p.uuid().nullable(),
+    /** Forwards that were put in line. */
+    planned: p.integer(),
+    /** Messages that no rule is for. */
+    skipped: p.integer(),
+    /** When the next message is due. */
+    pacedAt: p.datetime(),
+    createdAt: p.datetime(),
+    updatedAt: p.datetime(),
+  },
+});
