@@ -29,6 +29,7 @@ declare module 'mailparser' {
       readonly contentType?: string | false;
       readonly contentDisposition?: string;
       readonly cid?: string;
+      readonly related?: boolean;
       readonly content: Buffer;
     }[];
   }

@@ -32,6 +32,8 @@ export interface ParsedMessage {
   /** Lower-case name to unfolded value; of a repeated field the values of all, one a line. */
   readonly headers: Readonly<Record<string, string>>;
   readonly attachments: readonly ParsedAttachment[];
+  /** Not all of it could be read, or it is more than is shown. */
+  readonly isPartial: boolean;
 }
 
 const ADDRESSES_MAX = 1_000;
@@ -81,6 +83,7 @@ export function readHeaderOnly(raw: Buffer): ParsedMessage {
     text: null,
     headers: headersOf(fields),
     attachments: [],
+    isPartial: true,
   };
 }
 
@@ -108,8 +111,8 @@ function present(mail: ParsedMail): ParsedMessage {
     cc: mailboxesOf(mail.cc),
     bcc: mailboxesOf(mail.bcc),
     replyTo: mailboxesOf(mail.replyTo),
-    subject: storable(mail.subject ?? '', SUBJECT_MAX),
-    messageId: mail.messageId === undefined ? null : storable(mail.messageId, SUBJECT_MAX),
+    subject: oneLine(mail.subject ?? '', SUBJECT_MAX),
+    messageId: mail.messageId === undefined ? null : oneLine(mail.messageId, SUBJECT_MAX),
     html: typeof mail.html === 'string' ? storable(mail.html, BODY_CHARACTERS_MAX) : null,
     text: mail.text === undefined ? null : storable(mail.text, BODY_CHARACTERS_MAX),
     headers: headersOf(
@@ -122,18 +125,35 @@ function present(mail: ParsedMail): ParsedMessage {
       })),
     ),
     attachments: mail.attachments.slice(0, ATTACHMENTS_MAX).map((part) => ({
-      filename: part.filename === undefined ? null : storable(part.filename, FILENAME_MAX),
-      contentType: storable(part.contentType || 'application/octet-stream', FILENAME_MAX),
-      contentId: part.cid === undefined ? null : storable(part.cid, FILENAME_MAX),
-      disposition: part.contentDisposition === 'inline' ? 'inline' : 'attachment',
+      filename: part.filename === undefined ? null : oneLine(part.filename, FILENAME_MAX),
+      contentType: oneLine(part.contentType || 'application/octet-stream', FILENAME_MAX),
+      contentId: part.cid === undefined ? null : oneLine(part.cid, FILENAME_MAX),
+      disposition: isInline(part) ? 'inline' : 'attachment',
       content: part.content,
     })),
+    isPartial: isMore(mail),
   };
 }
+
+type MailAttachment = ParsedMail['attachments'][number];
+
+/** RFC 2387, RFC 2183 §2: what the text refers to, and nobody says otherwise, is part of it. */
+const isInline = ({ contentDisposition, related, cid }: MailAttachment): boolean =>
+  contentDisposition === 'inline' || (!contentDisposition && related === true && cid !== undefined);
+
+/** Than is shown. */
+const isMore = (mail: ParsedMail): boolean =>
+  mail.attachments.length > ATTACHMENTS_MAX ||
+  (mail.headerLines ?? []).length > HEADER_FIELDS_MAX ||
+  [mail.html, mail.text].some((text) => text && text.length > BODY_CHARACTERS_MAX);
 
 /** Text that Postgres can hold: NUL, and half a surrogate pair, it cannot. */
 const storable = (text: string, max: number): string =>
   text.slice(0, max).replaceAll('\0', '\uFFFD').toWellFormed();
+
+/** Encoded words and parameters can hold line breaks, with which whoever makes a header of them would make two. */
+const oneLine = (text: string, max: number): string =>
+  storable(text.replace(/[^\P{Cc}\0]+/gu, ' '), max);
 
 type AddressField = ParsedMail['to'];
 
@@ -145,7 +165,7 @@ function mailboxesOf(field: AddressField): string[] {
     .flatMap(flat)
     .filter(({ address }) => address !== undefined && address !== '')
     .slice(0, ADDRESSES_MAX)
-    .map(({ address, name }) => storable(show(name, address!), SUBJECT_MAX));
+    .map(({ address, name }) => oneLine(show(name, address!), SUBJECT_MAX));
 }
 
 /** In Unicode, as people read and write it. */

@@ -9,6 +9,7 @@
  */
 import { Buffer } from 'node:buffer';
 import libmime from 'libmime';
+import { parseMailbox } from './address.ts';
 import { readMimeTree, textOf, type MimePart } from './mime-tree.ts';
 import type { Stage } from './reply.ts';
 import { addressIn, readNotice, readReasons, stageIn, type Notice } from './report-notice.ts';
@@ -280,11 +281,14 @@ function typed(value: string): string {
 function typedAddress(value: string): string | null {
   const isUtf8 = /^\s*utf-8\s*;/i.test(value);
   const plain = typed(value);
-  if (!isUtf8) return addressIn(plain);
+  // With characters that in a text stand around an address: o'neil@a.example.
+  const bare = plain.trim().replace(/^<(.*)>$/s, '$1');
+  if (!isUtf8) return parseMailbox(bare).ok && !/[<>]/.test(bare) ? bare : addressIn(plain);
   const spelled = plain.replace(/\\x\{((?:10|[\dA-F])?[\dA-F]{1,4})\}/gi, (_, hex: string) =>
     String.fromCodePoint(Number.parseInt(hex, 16)),
   );
-  return addressIn(spelled.replace(CONTROLS, '?').toWellFormed());
+  const clean = spelled.replace(CONTROLS, '?').toWellFormed().trim();
+  return parseMailbox(clean).ok && !/[<>]/.test(clean) ? clean : addressIn(clean);
 }
 
 /** The parts that hold no others, in their order. */

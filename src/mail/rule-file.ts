@@ -11,3 +11,56 @@ export function compile(text: string): RegExp | null {
     return null;
   }
 }
+
+export function oneOf<T extends string>(value: unknown, at: string, allowed: readonly T[]): T {
+  const found = allowed.find((one) => one === value);
+  if (found !== undefined) return found;
+  throw wrong(at, `one of ${allowed.join(', ')}`);
+}
+
+export function list(value: unknown, at: string, max: number): readonly unknown[] {
+  if (!Array.isArray(value)) throw wrong(at, 'a list');
+  if (value.length > max) throw new Error(`${at}: has more than ${max} entries`);
+  return value;
+}
+
+/** The object with what it leaves out filled in; a key that `defaults` does not have is refused. */
+export function fields<K extends string>(
+  value: unknown,
+  at: string,
+  defaults: Readonly<Record<K, unknown>>,
+): Readonly<Record<K, unknown>> {
+  if (!isObject(value)) throw wrong(at, 'an object');
+  const strange = Object.keys(value).find((key) => !Object.hasOwn(defaults, key));
+  if (strange !== undefined) {
+    const known = Object.keys(defaults).join(', ');
+    throw new Error(`${at}: ${JSON.stringify(strange)} is not known; it may hold ${known}`);
+  }
+  return { ...defaults, ...value };
+}
+
+const UNITS_MS: Readonly<Record<string, number>> = {
+  ms: 1,
+  s: 1_000,
+  m: 60_000,
+  h: 3_600_000,
+  d: 86_400_000,
+};
+
+/** Above 0, in ms. */
+export function duration(
+  value: unknown,
+  at: string,
+  max: { readonly ms: number; readonly words: string },
+): number {
+  const match = typeof value === 'string' ? /^(\d{1,9})(ms|s|m|h|d)$/.exec(value) : null;
+  const ms = Number(match?.[1]) * (UNITS_MS[match?.[2] ?? ''] ?? Number.NaN);
+  if (ms > 0 && ms <= max.ms) return ms;
+  throw wrong(
+    at,
+    `a duration up to \`${max.words}\`, written like \`90s\`, \`30m\`, \`4h\` or \`1d\``,
+  );
+}
+
+export const wrong = (at: string, expected: string): Error =>
+  new Error(`${at}: must be ${expected}`);

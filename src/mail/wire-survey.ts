@@ -12,6 +12,8 @@ export interface Survey {
   readonly hasNul: boolean;
   /** 7-bit, and no line of more than 998 octets (RFC 5322 §2.1.1). */
   readonly isPlain: boolean;
+  /** Without its end. */
+  readonly longestLineOctets: number;
 }
 
 const CR = 0x0d;
@@ -20,7 +22,8 @@ const LF = 0x0a;
 export class WireSurvey implements Survey {
   hasNul = false;
   #bare = false;
-  #isPlain = true;
+  #isAscii = true;
+  #longest = 0;
   #lineOctets = 0;
   #endsInCr = false;
 
@@ -29,12 +32,17 @@ export class WireSurvey implements Survey {
   }
 
   get isPlain(): boolean {
-    return this.#isPlain && this.#lineOctets <= lineOctetsMax;
+    return this.#isAscii && this.longestLineOctets <= lineOctetsMax;
+  }
+
+  get longestLineOctets(): number {
+    return Math.max(this.#longest, this.#lineOctets);
   }
 
   push(piece: Uint8Array): void {
     let lineOctets = this.#lineOctets;
     let afterCr = this.#endsInCr;
+    let longest = this.#longest;
     let high = 0;
     for (let i = 0; i < piece.length; i += 1) {
       const octet = piece[i]!;
@@ -42,7 +50,7 @@ export class WireSurvey implements Survey {
       if (octet === LF) {
         if (!afterCr) this.#bare = true;
         afterCr = false;
-        if (lineOctets > lineOctetsMax) this.#isPlain = false;
+        if (lineOctets > longest) longest = lineOctets;
         lineOctets = 0;
         continue;
       }
@@ -52,7 +60,8 @@ export class WireSurvey implements Survey {
       if (octet === 0) this.hasNul = true;
       lineOctets += 1;
     }
-    if (high > 0x7f) this.#isPlain = false;
+    if (high > 0x7f) this.#isAscii = false;
+    this.#longest = longest;
     this.#lineOctets = lineOctets;
     this.#endsInCr = afterCr;
   }
