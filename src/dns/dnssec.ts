@@ -71,7 +71,7 @@ const RCODE = 0xf;
 const NXDOMAIN = 3;
 const RCODES: Readonly<Record<number, string>> = { 1: 'FORMERR', 2: 'SERVFAIL', 5: 'REFUSED' };
 
-type Type = 'MX' | 'A' | 'AAAA' | 'CNAME' | 'TLSA';
+type Type = 'MX' | 'A' | 'AAAA' | 'CNAME' | 'TLSA' | 'TXT';
 
 /** Throws on a server that is no `address:port`. */
 export function createSecureResolver(options: SecureResolverOptions): SecureResolver {
@@ -126,7 +126,7 @@ interface Server {
   readonly port: number;
 }
 
-function readServer(text: string): Server {
+export function readServer(text: string): Server {
   const [, bracketed, plain, port] = /^(?:\[([^\]]+)\]|([^:]+)):(\d{1,5})$/.exec(text) ?? [];
   const address = bracketed ?? plain ?? '';
   if (isIP(address) === 0 || Number(port) < 1 || Number(port) > 65_535) {
@@ -143,7 +143,7 @@ interface Question {
 }
 
 /** The reply, or why there is none. */
-async function exchange(question: Question): Promise<Packet | string> {
+export async function exchange(question: Question): Promise<Packet | string> {
   let last = 'timeout';
   for (let number = 0; number < TRIES; number += 1) {
     const timeoutMs = question.timeoutMs * 2 ** number;

@@ -7,6 +7,7 @@
 // is the resolver we ask: Node tells the TTL of A and AAAA only. It refuses names that c-ares would misread.
 
 import { Resolver as CaresResolver } from 'node:dns/promises';
+import { askOddName, isOddName, type OddType } from './odd-names.ts';
 
 export type DnsAnswer<T> =
   | { readonly kind: 'found'; readonly records: readonly T[] }
@@ -29,6 +30,8 @@ export type Resolver = {
   readonly cname: (name: string) => Promise<DnsAnswer<string>>;
   /** One string a record, its chunks joined (RFC 7208 §3.3, RFC 6376 §3.6.2.2). */
   readonly txt: (name: string) => Promise<DnsAnswer<string>>;
+  /** Of a reverse name, as `4.3.2.1.in-addr.arpa`. */
+  readonly ptr: (name: string) => Promise<DnsAnswer<string>>;
   /** Ends every open question with `failed` and answers nothing any more. */
   readonly close: () => void;
 };
@@ -87,9 +90,11 @@ export function createResolver(options: {
   readonly now?: () => Date;
   /** False: every question is asked anew, for who wants to see what was just published. */
   readonly keepsAnswers?: boolean;
+  /** Also names that no host can have, which SPF makes out of local parts. */
+  readonly asksOddNames?: boolean;
 }): Resolver {
   const { servers, timeoutMs = TIMEOUT_MS, tries = TRIES, now = () => new Date() } = options;
-  const { keepsAnswers = true } = options;
+  const { keepsAnswers = true, asksOddNames = false } = options;
   const first = new CaresResolver({ timeout: timeoutMs, tries });
   const second = new CaresResolver({ timeout: timeoutMs, tries });
   if (servers !== null) first.setServers(servers);
@@ -105,7 +110,7 @@ export function createResolver(options: {
 
   async function resolve<T>(question: Question<T>): Promise<DnsAnswer<T>> {
     const name = question.name.toLowerCase().replace(/\.$/, '');
-    if (!isAskable(name)) return { kind: 'no_name' };
+    if (!isAskable(name) && !isOddQuestion(question.type, name)) return { kind: 'no_name' };
     if (closed) return { kind: 'failed', cause: 'the resolver is closed' };
     const key = `${question.type} ${name}`;
     // Sound: the key begins with the type of record, and one method asks for one type.
@@ -120,6 +125,10 @@ export function createResolver(options: {
     return asking;
   }
 
+  /** Where c-ares would say EBADNAME for a name that can exist. */
+  const isOddQuestion = (type: string, name: string): type is OddType =>
+    asksOddNames && ['A', 'AAAA', 'MX', 'TXT'].includes(type) && isOddName(name);
+
   async function askAndKeep<T>(key: string, question: Question<T>): Promise<DnsAnswer<T>> {
     try {
       const reply = await askTwiceIfNeeded(question);
@@ -131,6 +140,13 @@ export function createResolver(options: {
   }
 
   async function askTwiceIfNeeded<T>(question: Question<T>): Promise<Reply<T>> {
+    const { type, name } = question;
+    if (isOddQuestion(type, name)) {
+      const answer = await askOddName(first.getServers(), { type, name, timeoutMs });
+      const lifeMs = answer.kind === 'failed' ? FAILURE_LIFE_MS : NEGATIVE_LIFE_MS;
+      // Sound: it answers with the form of the type, as the method that asks does.
+      return { answer: answer as DnsAnswer<T>, lifeMs };
+    }
     const reply = await askOnce(first, question);
     const { answer } = reply;
     const again =
@@ -173,6 +189,7 @@ export function createResolver(options: {
     aaaa: (name) => resolve({ type: 'AAAA', name, ask: askAaaa }),
     cname: (name) => resolve({ type: 'CNAME', name, ask: askCname }),
     txt: (name) => resolve({ type: 'TXT', name, ask: askTxt }),
+    ptr: (name) => resolve({ type: 'PTR', name, ask: askPtr }),
     close,
   };
 }
@@ -236,4 +253,8 @@ async function askCname(cares: CaresResolver, name: string): Promise<Records<str
 async function askTxt(cares: CaresResolver, name: string): Promise<Records<string>> {
   const answers = await cares.resolveTxt(name);
   return { records: answers.map((chunks) => chunks.join('')), lifeMs: POSITIVE_LIFE_MS };
+}
+
+async function askPtr(cares: CaresResolver, name: string): Promise<Records<string>> {
+  return { records: await cares.resolvePtr(name), lifeMs: POSITIVE_LIFE_MS };
 }

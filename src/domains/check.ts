@@ -1,7 +1,6 @@
 // Checks what a domain has published: asks the DNS for every record, then stores what that means. The
 // questions are asked outside any transaction; what is decided is decided under the lock on the name,
 // so that no two tenants ever hold it at the same time.
-import type { PoolClient } from 'pg';
 import { Refusal } from '../access/refusal.ts';
 import {
   findCname,
@@ -16,23 +15,21 @@ import { oneLook } from '../dns/one-look.ts';
 import { findSpf } from '../dns/spf-record.ts';
 import type { Store } from '../store/orm.ts';
 import type { RecordCheck, RecordChecks, RecordKind } from '../store/sending-domain.ts';
-import { wantedRecords, type DomainSettings, type Place, type WantedRecord } from './records.ts';
 import {
-  isTaken,
-  lockName,
-  readDomain,
+  loseName,
   takeDue,
   writeOutcome,
-  type DomainRow,
+  type ChangeDependencies,
   type Outcome,
-} from './rows.ts';
+} from './changes.ts';
+import { wantedRecords, type DomainSettings, type Place, type WantedRecord } from './records.ts';
+import { isTaken, lockName, readDomain, type DomainRow } from './rows.ts';
 import { holdsName, isPatient, judge, nextCheck, standingOf } from './status.ts';
 
-export interface CheckDependencies {
+export interface CheckDependencies extends ChangeDependencies {
   readonly store: Store;
   readonly resolver: RecordResolver;
   readonly place: Place;
-  readonly now: () => Date;
   /**
    * Names that count as published without a question: development mode without DNS servers of its own. Null: for any
    * tenant.
@@ -182,7 +179,7 @@ async function settle(
     const recordChecks = judgeAll(domain, about.findings, { ...clock, place: d.place });
     const standing = standingOf({ ...domain, recordChecks }, clock);
     if (holdsName(standing.status) && (await isTaken(client, domain.tenantId, domain.name))) {
-      await loseName(client, domain, now);
+      await loseName(d, client, domain);
       return 'taken';
     }
     const outcome: Outcome = {
@@ -196,7 +193,7 @@ async function settle(
         { ...clock, count: checkCount },
       ),
     };
-    await writeOutcome(client, domain, outcome);
+    await writeOutcome(d, client, domain, outcome);
     return { ...domain, ...outcome };
   });
 }
@@ -220,23 +217,4 @@ function judgeAll(
     if (check !== undefined) checks[kind] = check;
   }
   return checks;
-}
-
-const LOST = 'Another account on this server has proven that the name is theirs.';
-
-/** The name belongs to another tenant now: nothing leaves or arrives for this one any more. */
-export async function loseName(
-  client: PoolClient,
-  domain: Pick<DomainRow, 'tenantId' | 'id'>,
-  now: Date,
-): Promise<void> {
-  const lost = { status: 'failed', detail: LOST, since: null };
-  await client.query(
-    `update sending_domain set status = 'failed', sending_verified = false, receiving_verified = false,
-       record_checks = (select coalesce(jsonb_object_agg(kind, $3::jsonb), '{}')
-         from jsonb_object_keys(record_checks) kind),
-       verifying_since = coalesce(verifying_since, $4), checked_at = $4, next_check_at = null
-     where tenant_id = $1 and id = $2`,
-    [domain.tenantId, domain.id, JSON.stringify(lost), now],
-  );
 }

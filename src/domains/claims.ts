@@ -8,7 +8,8 @@ import { oneLook } from '../dns/one-look.ts';
 import { findText, type Finding } from '../dns/records.ts';
 import type { BlockedReason, ClaimStatus } from '../store/domain-claim.ts';
 import { newId, randomText } from '../store/id.ts';
-import { LOOK_MS, loseName } from './check.ts';
+import { loseName } from './changes.ts';
+import { LOOK_MS } from './check.ts';
 import { addDomain, generateDkimKeys, refuseOwnName } from './create.ts';
 import type { DomainDependencies } from './domains.ts';
 import { checkCreate, type CheckedDomain, type ClaimDomainRequest } from './request.ts';
@@ -169,7 +170,7 @@ async function settleClaim(
     }
     const status = !isPublished ? 'pending' : blockedReason === null ? 'completed' : 'blocked';
     if (status === 'completed') {
-      for (const holder of holders) await loseName(client, holder, now);
+      for (const holder of holders) await loseName(d, client, holder);
       await client.query(
         `update domain_claim set status = 'superseded', blocked_reason = null
          where name = $1 and tenant_id <> $2 and status in ('pending', 'blocked', 'completed')`,

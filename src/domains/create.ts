@@ -9,6 +9,7 @@ import { seal } from '../store/seal.ts';
 import {
   recordKinds,
   type DomainStatus,
+  type InboundDmarc,
   type RecordChecks,
   type TlsMode,
 } from '../store/sending-domain.ts';
@@ -39,6 +40,7 @@ export interface NewDomain {
   readonly openTracking?: boolean;
   readonly clickTracking?: boolean;
   readonly tls?: TlsMode;
+  readonly inboundDmarc?: InboundDmarc;
 }
 
 /** RSA keys cost time and every domain is checked daily; far above what one tenant sends from. */
@@ -73,8 +75,9 @@ export async function createDomain(
   const isVerified = domain.status === 'verified';
   await client.query(
     `insert into sending_domain (tenant_id, id, name, status, receiving, sending, region, return_path_label,
-       tracking_subdomain, open_tracking, click_tracking, tls, sending_verified, receiving_verified, record_checks)
-     values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)`,
+       tracking_subdomain, open_tracking, click_tracking, tls, inbound_dmarc, sending_verified, receiving_verified,
+       record_checks)
+     values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)`,
     [
       domain.tenantId,
       id,
@@ -88,6 +91,7 @@ export async function createDomain(
       domain.openTracking ?? false,
       domain.clickTracking ?? false,
       domain.tls ?? 'opportunistic',
+      domain.inboundDmarc ?? 'reject',
       isVerified && domain.sending !== false,
       isVerified && domain.receiving,
       JSON.stringify(isVerified ? allVerified() : {}),

@@ -5,6 +5,7 @@ import { checkPage, refuseCursor, toPage, type PageRequest } from '../access/pag
 import { refuseFields } from '../access/refusal.ts';
 import type { RecordKind, RecordStatus } from '../store/sending-domain.ts';
 import { takeTurns } from './at-once.ts';
+import { deleteDomain, writeOutcome, writeSettings } from './changes.ts';
 import { refuseTaken, verifyDomain, type CheckDependencies } from './check.ts';
 import { createClaimVerbs, type ClaimVerbs } from './claims.ts';
 import { addDomain, generateDkimKeys, refuseOwnName } from './create.ts';
@@ -16,7 +17,7 @@ import {
   type CreateDomainRequest,
   type UpdateDomainRequest,
 } from './request.ts';
-import { isTaken, lockName, readDomain, readPage, writeOutcome, type DomainRow } from './rows.ts';
+import { isTaken, lockName, readDomain, readPage, type DomainRow } from './rows.ts';
 import { nextCheck, standingOf } from './status.ts';
 
 /** A record to publish, and what was found of it. */
@@ -45,7 +46,7 @@ export interface DomainVerbs {
   find(caller: Caller, id: string): Promise<DomainView | null>;
   /** False: missing or foreign. Throws a Refusal. */
   update(caller: Caller, id: string, request: UpdateDomainRequest): Promise<boolean>;
-  /** Its emails stay; its API keys are revoked. */
+  /** Its emails and forwarding rules stay; its API keys are revoked. */
   remove(caller: Caller, id: string): Promise<boolean>;
   verify(caller: Caller, id: string): Promise<DomainView | null>;
   readonly claims: ClaimVerbs;
@@ -102,11 +103,7 @@ export function createDomainVerbs(d: DomainDependencies): DomainVerbs {
            where tenant_id = $1 and domain_id = $2 and revoked_at is null`,
           [tenantId, id],
         );
-        const { rowCount } = await client.query(
-          'delete from sending_domain where tenant_id = $1 and id = $2',
-          [tenantId, id],
-        );
-        return rowCount === 1;
+        return deleteDomain(d, client, { tenantId, id });
       });
     },
 
@@ -134,21 +131,8 @@ async function updateDomain(
     const after = { ...before, ...change };
     const issues = settingIssues(after);
     if (issues.length > 0) throw refuseFields(issues);
-    await client.query(
-      `update sending_domain set tracking_subdomain = $3, open_tracking = $4, click_tracking = $5, tls = $6,
-         sending = $7, receiving = $8 where tenant_id = $1 and id = $2`,
-      [
-        after.tenantId,
-        after.id,
-        after.trackingSubdomain,
-        after.openTracking,
-        after.clickTracking,
-        after.tls,
-        after.sending,
-        after.receiving,
-      ],
-    );
-    await writeOutcome(client, after, outcomeOfChange(d, before, after));
+    await writeSettings(d, client, after);
+    await writeOutcome(d, client, after, outcomeOfChange(d, before, after));
     return true;
   });
 }

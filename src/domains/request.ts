@@ -1,6 +1,6 @@
 // What a caller may say about a domain: the forms of the request, their rules, and the two forms of capabilities.
 import { refuseFields, type Issue } from '../access/refusal.ts';
-import type { TlsMode } from '../store/sending-domain.ts';
+import type { InboundDmarc, TlsMode } from '../store/sending-domain.ts';
 import { checkDomainName, fitsBelow, toLabel } from './name.ts';
 import { RETURN_PATH_DEFAULT, TRACKING_DEFAULT } from './records.ts';
 
@@ -33,6 +33,11 @@ export interface ClaimDomainRequest {
 export interface CreateDomainRequest extends ClaimDomainRequest {
   /** `enforced`: mail leaves over TLS or not at all. Default `opportunistic`. */
   tls?: 'opportunistic' | 'enforced';
+  /**
+   * What becomes of mail to this domain that the DMARC policy of its author says to reject: refused (`reject`, the
+   * default), or taken and marked (`tag`: its `authentication.verdict` is `tagged`).
+   */
+  inbound_dmarc?: 'reject' | 'tag';
   /** An array or an object. Default: sending enabled, receiving disabled. */
   capabilities?: DomainCapability[] | DomainCapabilities | null;
 }
@@ -43,6 +48,8 @@ export interface UpdateDomainRequest {
   /** One DNS label before the name where tracking links lead; null: the default, `links`. */
   tracking_subdomain?: string | null;
   tls?: 'opportunistic' | 'enforced';
+  /** What becomes of mail to this domain that the DMARC policy of its author says to reject. */
+  inbound_dmarc?: 'reject' | 'tag';
   /** An array or an object; what is not named stays. */
   capabilities?: DomainCapability[] | DomainCapabilities | null;
 }
@@ -55,6 +62,7 @@ export interface CheckedDomain {
   readonly openTracking: boolean;
   readonly clickTracking: boolean;
   readonly tls: TlsMode;
+  readonly inboundDmarc: InboundDmarc;
   readonly sending: boolean;
   readonly receiving: boolean;
 }
@@ -87,6 +95,7 @@ export function checkCreate(request: CreateDomainRequest): CheckedDomain {
     openTracking: request.open_tracking ?? false,
     clickTracking: request.click_tracking ?? false,
     tls: request.tls ?? 'opportunistic',
+    inboundDmarc: request.inbound_dmarc ?? 'reject',
     sending: capabilities.sending ?? true,
     receiving: capabilities.receiving ?? false,
   };
@@ -109,6 +118,7 @@ export function checkUpdate(request: UpdateDomainRequest): DomainChange {
     ...(request.open_tracking === undefined ? {} : { openTracking: request.open_tracking }),
     ...(request.click_tracking === undefined ? {} : { clickTracking: request.click_tracking }),
     ...(request.tls === undefined ? {} : { tls: request.tls }),
+    ...(request.inbound_dmarc === undefined ? {} : { inboundDmarc: request.inbound_dmarc }),
     ...capabilities,
   };
 }

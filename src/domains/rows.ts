@@ -1,8 +1,7 @@
-// Reads and writes the rows of domains, and decides under a lock whose a name is.
+// Reads the rows of domains, and decides under a lock whose a name is. They are written by changes.ts.
 import type { Pool, PoolClient } from 'pg';
-import type { DomainStatus, RecordChecks, TlsMode } from '../store/sending-domain.ts';
+import type { DomainStatus, InboundDmarc, RecordChecks, TlsMode } from '../store/sending-domain.ts';
 import type { DomainSettings, PublicKey } from './records.ts';
-import type { Standing } from './status.ts';
 
 export type Queryable = Pool | PoolClient;
 
@@ -12,6 +11,7 @@ export interface DomainRow extends DomainSettings {
   readonly status: DomainStatus;
   readonly region: string;
   readonly tls: TlsMode;
+  readonly inboundDmarc: InboundDmarc;
   readonly recordChecks: RecordChecks;
   readonly verifyingSince: Date | null;
   readonly checkCount: number;
@@ -42,7 +42,7 @@ const toRow = ({ verifyingMs, checkedMs, createdMs, ...row }: RawRow): DomainRow
 
 const COLUMNS = `d.tenant_id as "tenantId", d.id, d.name, d.status, d.region, d.tls, d.sending, d.receiving,
   d.return_path_label as "returnPathLabel", d.tracking_subdomain as "trackingSubdomain",
-  d.open_tracking as "openTracking", d.click_tracking as "clickTracking",
+  d.inbound_dmarc as "inboundDmarc", d.open_tracking as "openTracking", d.click_tracking as "clickTracking",
   d.record_checks as "recordChecks", d.check_count as "checkCount",
   ${msOf('d.verifying_since')} as "verifyingMs", ${msOf('d.checked_at')} as "checkedMs",
   ${msOf('d.created_at')} as "createdMs",
@@ -80,40 +80,6 @@ export async function readPage(
   return rows.map(toRow);
 }
 
-/** What one check, or a change of the settings, made of a domain. */
-export interface Outcome extends Standing {
-  readonly recordChecks: RecordChecks;
-  readonly verifyingSince: Date | null;
-  readonly checkCount: number;
-  readonly checkedAt: Date | null;
-  readonly nextCheckAt: Date | null;
-}
-
-export async function writeOutcome(
-  client: PoolClient,
-  domain: Pick<DomainRow, 'tenantId' | 'id'>,
-  outcome: Outcome,
-): Promise<void> {
-  await client.query(
-    `update sending_domain set status = $3, sending_verified = $4, receiving_verified = $5,
-       record_checks = $6, verifying_since = $7, check_count = $8,
-       checked_at = coalesce($9, checked_at), next_check_at = $10
-     where tenant_id = $1 and id = $2`,
-    [
-      domain.tenantId,
-      domain.id,
-      outcome.status,
-      outcome.sendingVerified,
-      outcome.receivingVerified,
-      JSON.stringify(outcome.recordChecks),
-      outcome.verifyingSince,
-      outcome.checkCount,
-      outcome.checkedAt,
-      outcome.nextCheckAt,
-    ],
-  );
-}
-
 /** Any constant that no other advisory lock of two keys has. */
 const NAME_LOCK = 724_517;
 
@@ -149,27 +115,6 @@ export async function holdersOf(
        select 1 from domain_claim c
        where c.tenant_id = d.tenant_id and c.domain_id = d.id and c.status = 'completed'))`,
     [tenantId, name, HOLDING],
-  );
-  return rows;
-}
-
-/**
- * Takes what is due for a check, at most `max`, and puts it off by `leaseMs`: whoever comes next in that time, here or
- * in another process, leaves it alone.
- */
-export async function takeDue(
-  db: Queryable,
-  d: { readonly now: Date; readonly max: number; readonly leaseMs: number },
-): Promise<readonly { readonly tenantId: string; readonly id: string }[]> {
-  const { rows } = await db.query<{ tenantId: string; id: string }>(
-    `update sending_domain d set next_check_at = $1::timestamptz + $3 * interval '1 millisecond'
-     from (
-       select tenant_id, id from sending_domain where next_check_at <= $1
-       order by next_check_at limit $2 for update skip locked
-     ) due
-     where d.tenant_id = due.tenant_id and d.id = due.id
-     returning d.tenant_id as "tenantId", d.id`,
-    [d.now, d.max, d.leaseMs],
   );
   return rows;
 }

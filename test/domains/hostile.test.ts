@@ -7,6 +7,7 @@ import { oneLook } from '../../src/dns/one-look.ts';
 import type { RecordResolver } from '../../src/dns/records.ts';
 import { createResolver } from '../../src/dns/resolver.ts';
 import { createDomainVerbs } from '../../src/domains/domains.ts';
+import { endRules } from '../../src/receiving/rule-status.ts';
 import { openDomains, HOSTNAME, publish, statuses, type Domains } from '../support/domains.ts';
 
 const test = suite('hostile zones');
@@ -66,6 +67,7 @@ const deps = (resolver: RecordResolver, lookMs: number) => ({
   sealingKey: Buffer.alloc(32, 7),
   place: { hostname: HOSTNAME, trackingHost: HOSTNAME },
   now: () => d.clock.now,
+  onReceivingEnd: endRules,
   isAssumed: () => false,
 });
 

@@ -99,6 +99,7 @@ test('defaults and both forms of capabilities', () => {
     openTracking: false,
     clickTracking: false,
     tls: 'opportunistic',
+    inboundDmarc: 'reject',
     sending: true,
     receiving: false,
   });
