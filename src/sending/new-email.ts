@@ -28,7 +28,7 @@ export interface NewEmailDependencies {
 
 /** Where a request came from, for the timeline. */
 export interface Origin {
-  readonly via: 'http' | 'smtp' | 'tls_report';
+  readonly via: 'http' | 'smtp' | 'tls_report' | 'dsn' | 'returned' | 'forward';
   readonly requestId: string;
   readonly userAgent: string | null;
   readonly address: string | null;
@@ -67,6 +67,11 @@ interface Composed {
   readonly author: AuthorDomain;
   /** One of our TLS reports. */
   readonly ignoresTlsPolicy?: boolean;
+  /** Mail of others that is sent on: its MAIL FROM (null: a return path of ours), and what the timeline says of it. */
+  readonly forwarding?: {
+    readonly envelopeFrom: string | null;
+    readonly about: Readonly<Record<string, string>>;
+  };
   readonly stored: StoredMessage;
 }
 
@@ -128,7 +133,7 @@ export async function makeEmail(
 
 /** The rows of an email whose message is stored. */
 export function describeEmail(
-  d: NewEmailDependencies,
+  d: Pick<NewEmailDependencies, 'laneOf' | 'lifetimeMs'>,
   { caller, origin, idempotencyKey, suppressed, isOfBatch = false }: NewEmailFacts,
   email: Composed,
 ): NewEmail {
@@ -172,6 +177,7 @@ export function describeEmail(
       from: from.given,
       recipients: email.recipients.map(({ address }) => address),
       tags: email.tags,
+      clientMessageId: origin.via === 'smtp' ? email.messageId : null,
     }),
     html: email.html,
     text: email.text,
@@ -181,6 +187,8 @@ export function describeEmail(
     rawSizeBytes: stored.rawSizeBytes,
     needsSmtpUtf8: stored.needsSmtpUtf8,
     ignoresTlsPolicy: email.ignoresTlsPolicy === true,
+    envelopeFrom: email.forwarding?.envelopeFrom ?? null,
+    mayGoUnsigned: email.forwarding !== undefined,
     signingTenantId: author.signingTenantId,
     signingDomainId: author.signingDomainId,
     deliveries,
@@ -191,12 +199,13 @@ export function describeEmail(
       via: origin.via,
       request_id: origin.requestId,
       // Our own mail comes with no key.
-      api_key_id: origin.via === 'tls_report' ? null : caller.keyId,
+      api_key_id: caller.keyId === '' ? null : caller.keyId,
       user_agent: origin.userAgent,
       remote_address: origin.address,
       idempotency_key: idempotencyKey,
       recipients: email.recipients.length,
       size_bytes: stored.rawSizeBytes,
+      ...email.forwarding?.about,
       ...(scheduledAt === null ? {} : { scheduled_at: scheduledAt.toISOString() }),
       ...(email.templateId === null ? {} : { template_id: email.templateId }),
       ...(stored.attachments.length === 0 ? {} : { attachments: stored.attachments.length }),

@@ -1,6 +1,7 @@
 // What the list of emails is searched by: the lexemes of an email, and the filters of a request as a query over
 // them. A lexeme begins with a piece of the tenant's id, so that one tenant's frequent words cost another
-// nothing; then `w:` a word, `a:` an address, `d:` the domain of from, `t:` a tag.
+// nothing; then `w:` a word, `a:` an address, `d:` the domain of from, `t:` a tag, `m:` a Message-ID of a client's own.
+import { createHash } from 'node:crypto';
 import { domainToUnicode } from 'node:url';
 import { checkTag, parseTime, type Refuse, type TagFilter } from '../access/filters.ts';
 import { refuseFields, type Issue } from '../access/refusal.ts';
@@ -9,6 +10,8 @@ import { normalizedAddress, parseDomain } from '../mail/address.ts';
 import { isAscii } from '../mail/header.ts';
 import { emailEvents, type EmailEvent, type Tag } from '../store/email.ts';
 
+/** 132 bits: who finds one compares the Message-IDs themselves. */
+const MESSAGE_ID_CHARACTERS = 22;
 /** Longer words are cut, in emails and in searches alike. */
 const WORD_MAX_CHARACTERS = 40;
 /** The first ones of an email; what is beyond is not found. */
@@ -71,6 +74,8 @@ export function searchTermsOf(email: {
   /** Addresses alone. */
   readonly recipients: readonly string[];
   readonly tags: readonly Tag[] | null;
+  /** With angle brackets, where it is not made of the email's id: what answers it is found by it. */
+  readonly clientMessageId?: string | null;
 }): readonly string[] {
   const words = new Set<string>();
   const addresses = [email.from.replace(/^[\s\S]*<([^<>]*)>\s*$/, '$1'), ...email.recipients];
@@ -90,8 +95,15 @@ export function searchTermsOf(email: {
       ]),
       ...[...words].map((word) => `${own}w:${word}`),
       ...addresses.map((address) => `${own}a:${spelled(address)}`),
+      ...(email.clientMessageId ? [messageIdTerm(email.tenantId, email.clientMessageId)] : []),
     ]),
   ];
+}
+
+/** A digest of it: lexemes are short, Message-IDs need not be. Letters, digits, `:`, `-` and `_` alone. */
+export function messageIdTerm(tenantId: string, messageId: string): string {
+  const digest = createHash('sha256').update(messageId).digest('base64url');
+  return `${mark(tenantId)}m:${digest.slice(0, MESSAGE_ID_CHARACTERS)}`;
 }
 
 /** As normalizedAddress() has it; an address of plain ASCII is spelled so already. */
