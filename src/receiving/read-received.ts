@@ -9,7 +9,9 @@ import {
   orderOf,
   rangeOf,
 } from '../access/page.ts';
+import { refuseFields } from '../access/refusal.ts';
 import { parseAside } from '../mail/parse-aside.ts';
+import { checkEmailFilters, NO_FILTERS } from '../sending/search.ts';
 import type { BlobStore } from '../store/blob.ts';
 import type { Store } from '../store/orm.ts';
 import {
@@ -17,6 +19,8 @@ import {
   ReceivedEmail,
   type ReceivedAttachment,
 } from '../store/received-email.ts';
+import { ForwardingAttempt } from '../store/receiving-route.ts';
+import { isUuid } from '../store/id.ts';
 
 export type ReceivedSummary = InstanceType<typeof ReceivedEmail.class>;
 export type ReceivedRecord = ReceivedSummary & {
@@ -24,7 +28,18 @@ export type ReceivedRecord = ReceivedSummary & {
     InstanceType<typeof ReceivedContent.class>,
     'html' | 'text' | 'headers' | 'rawSizeBytes'
   >;
+  /** Newest last, and of many the newest. */
+  readonly forwardingAttempts: readonly ForwardingRecord[];
 };
+export type ForwardingRecord = InstanceType<typeof ForwardingAttempt.class>;
+
+/** As the query of a list has them; an undefined one is not there. */
+export interface ReceivedFilters {
+  readonly startDate: string | undefined;
+  readonly endDate: string | undefined;
+  /** The id of a sent email: its replies. */
+  readonly answersEmailId: string | undefined;
+}
 
 export interface ReceivedDependencies {
   readonly store: Store;
@@ -38,7 +53,11 @@ export interface ReceivedPage<T> {
 
 /** What the API can do with received emails. */
 export interface ReceivingVerbs {
-  list(caller: Caller, page: PageRequest): Promise<ReceivedPage<ReceivedSummary>>;
+  list(
+    caller: Caller,
+    page: PageRequest,
+    filters: ReceivedFilters,
+  ): Promise<ReceivedPage<ReceivedSummary>>;
   find(caller: Caller, id: string): Promise<ReceivedRecord | null>;
   inlineImages(caller: Caller, email: ReceivedRecord): Promise<string | null>;
   attachmentsOf(email: ReceivedRecord, page: PageRequest): ReceivedPage<ReceivedAttachment>;
@@ -46,7 +65,7 @@ export interface ReceivingVerbs {
 
 export function createReceivingVerbs(d: ReceivedDependencies): ReceivingVerbs {
   return {
-    list: (caller, page) => listReceived(d.store, caller.tenantId, page),
+    list: (caller, page, filters) => listReceived(d.store, caller.tenantId, { page, filters }),
     find: (caller, id) => findReceived(d.store, caller.tenantId, id),
     inlineImages: (caller, email) => inlineImages(d, caller.tenantId, email),
     attachmentsOf: (email, page) => pageOf(email.attachments, page),
@@ -55,14 +74,17 @@ export function createReceivingVerbs(d: ReceivedDependencies): ReceivingVerbs {
 
 /** Of the images that one message shows inline, as data URIs. */
 const INLINED_MAX_BYTES = 20 * 1024 * 1024;
+/** A message may be forwarded again and again; older ones are found at the rule. */
+const ATTEMPTS_SHOWN_MAX = 100;
 
 /** A page of what arrived, newest first. */
 async function listReceived(
   store: Store,
   tenantId: string,
-  page: PageRequest,
+  { page, filters }: { readonly page: PageRequest; readonly filters: ReceivedFilters },
 ): Promise<ReceivedPage<ReceivedSummary>> {
   const cursor = checkPage(page);
+  const wanted = checkFilters(tenantId, filters);
   const at = cursor.after ?? cursor.before;
   const em = store.em();
   if (at !== null && (await em.count(ReceivedEmail, { tenantId, id: at })) === 0) {
@@ -70,13 +92,24 @@ async function listReceived(
   }
   const rows = await em.find(
     ReceivedEmail,
-    {
-      tenantId,
-      ...rangeOf(cursor),
-    },
+    { $and: [{ tenantId, ...rangeOf(cursor) }, ...wanted] },
     orderOf(cursor),
   );
   return toPage(rows, cursor);
+}
+
+/** Ids sort by time, so a range of dates is a range of the key. Throws a Refusal. */
+function checkFilters(tenantId: string, { answersEmailId, ...dates }: ReceivedFilters) {
+  const { fromId, toId } = checkEmailFilters(tenantId, { ...NO_FILTERS, ...dates });
+  if (answersEmailId !== undefined && !isUuid(answersEmailId)) {
+    const message = '`answers_email_id` must be the id of an email that was sent.';
+    throw refuseFields([{ path: 'answers_email_id', message }]);
+  }
+  return [
+    ...(fromId === null ? [] : [{ id: { $gte: fromId } }]),
+    ...(toId === null ? [] : [{ id: { $lt: toId } }]),
+    ...(answersEmailId === undefined ? [] : [{ answersEmailId }]),
+  ];
 }
 
 /** The tenant's received email, or null: missing and foreign are the same. */
@@ -93,7 +126,12 @@ export async function findReceived(
     { tenantId, emailId: id },
     { exclude: ['raw'] },
   );
-  return Object.assign(email, { content });
+  const newest = await em.find(
+    ForwardingAttempt,
+    { tenantId, receivedEmailId: id },
+    { orderBy: { id: 'desc' }, limit: ATTEMPTS_SHOWN_MAX },
+  );
+  return Object.assign(email, { content, forwardingAttempts: newest.toReversed() });
 }
 
 /** The bytes as they came, with our trace fields on top; null: no such email, or they are gone. */
@@ -139,10 +177,19 @@ async function inlineImages(
   );
   let inlinedBytes = 0;
   return html.replace(/\bcid:([^'"\s>)]{1,256})/g, (link, id: string) => {
-    const image = images.get(id);
+    const image = images.get(id) ?? images.get(unescaped(id));
     if (image === undefined) return link;
     inlinedBytes += image.content.length;
     if (inlinedBytes > INLINED_MAX_BYTES) return link;
     return `data:${image.contentType};base64,${image.content.toString('base64')}`;
   });
+}
+
+/** RFC 2392 §2: a link writes the id as a URL does. What is no such writing stays as it is. */
+function unescaped(id: string): string {
+  try {
+    return decodeURIComponent(id);
+  } catch {
+    return id;
+  }
 }

@@ -18,9 +18,10 @@ export async function saveShown(
 ): Promise<boolean> {
   const { rowCount } = await client.query(
     `update received_email set is_read = true, from_shown = $3, to_shown = $4, cc_shown = $5,
-       bcc_shown = $6, reply_to_shown = $7, subject = $8, message_id = $9, attachments = $10
+       bcc_shown = $6, reply_to_shown = $7, subject = $8, message_id = $9, attachments = $10,
+       is_partial = $11
      where tenant_id = $1 and id = $2 and not is_read`,
-    [tenantId, id, ...shownColumns(parsed)],
+    [tenantId, id, ...shownColumns(parsed), parsed?.isPartial ?? true],
   );
   if (rowCount === 0) return false;
   await client.query(

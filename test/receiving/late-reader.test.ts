@@ -3,11 +3,14 @@ import { suite } from 'uvu';
 import * as assert from 'uvu/assert';
 import { parseMessage } from '../../src/mail/parse.ts';
 import { startLateReader } from '../../src/receiving/late-reader.ts';
-import { findReceiver, receive } from '../../src/receiving/receive.ts';
+import { receive } from '../../src/receiving/receive.ts';
+import { findPostmaster } from '../../src/receiving/resolve.ts';
+import { createCopyWriter } from '../../src/receiving/store-copies.ts';
 import { saveShown } from '../../src/receiving/shown.ts';
 import { openDiskBlobs, type BlobStore } from '../../src/store/blob.ts';
 import { openStore, type Store } from '../../src/store/orm.ts';
 import { startApp, until, type App } from '../support/app.ts';
+import { arrivalOf } from '../support/arrival.ts';
 import { silent } from '../support/queue.ts';
 
 interface Shown {
@@ -52,11 +55,18 @@ const raw = (subject: string): Buffer =>
 
 /** Stores a message that could not be read in time. */
 async function storeUnread(d: { store: Store; blobs: BlobStore }, subject: string) {
-  const receiver = await findReceiver(d.store.pool, 'x@mailstead.test');
+  const host = { hostname: 'mailstead.test', homeDomain: null };
+  const receiver = await findPostmaster(d.store.pool, host);
   let unread = 0;
   const [id] = await receive(
-    { ...d, parse: () => Promise.resolve(null), onUnread: () => (unread += 1) },
-    { mailFrom: '', receivers: [receiver!], raw: raw(subject), receivedAt: new Date() },
+    {
+      ...d,
+      write: createCopyWriter(d.store.pool),
+      parse: () => Promise.resolve(null),
+      onUnread: () => (unread += 1),
+      onForwards: () => assert.unreachable(),
+    },
+    arrivalOf({ receivers: [receiver!], raw: raw(subject) }),
   );
   assert.is(unread, 1, 'the reader hears of it');
   return { id: id!, tenantId: receiver!.tenantId };

@@ -3,13 +3,18 @@
 import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { Pool, type QueryConfig } from 'pg';
 import { suite } from 'uvu';
 import * as assert from 'uvu/assert';
-import { findPostmaster, receive } from '../../src/receiving/receive.ts';
+import { receive } from '../../src/receiving/receive.ts';
+import { findPostmaster } from '../../src/receiving/resolve.ts';
+import { createCopyWriter } from '../../src/receiving/store-copies.ts';
 import { openDiskBlobs, type BlobStore } from '../../src/store/blob.ts';
 import { newId } from '../../src/store/id.ts';
 import type { Store } from '../../src/store/orm.ts';
+import { assertRefused } from '../http/envelope.ts';
 import { startApp, type App } from '../support/app.ts';
+import { arrivalOf, receiver } from '../support/arrival.ts';
 import { onDatabase, secondTenant } from '../support/second-tenant.ts';
 import { closeAll, dial, failure, open, send } from '../support/sink-session.ts';
 
@@ -55,7 +60,7 @@ const mime = [
   '--b',
   'Content-Type: text/html; charset=utf-8',
   '',
-  '<p>See <img src="cid:pixel@x"> and <img src="cid:missing"></p>',
+  '<p>See <img src="cid:pixel@x"> and <img src="cid:missing"> and <img src="cid:pixel%40x"> and <img src="cid:%"></p>',
   '--b',
   'Content-Type: image/png; name="../pixel.png"',
   'Content-Disposition: inline; filename="pixel.png"',
@@ -88,9 +93,10 @@ test('a message is stored before it is acknowledged and read back whole', async 
     [['some.one+x@Mailstead.test', 'unrouteable']],
   );
   assert.is(email.message_id, '<one@outside.test>');
+  const image = `data:image/png;base64,${PIXEL.toString('base64')}`;
   assert.is(
     email.html?.trim(),
-    `<p>See <img src="data:image/png;base64,${PIXEL.toString('base64')}"> and <img src="cid:missing"></p>`,
+    `<p>See <img src="${image}"> and <img src="cid:missing"> and <img src="${image}"> and <img src="cid:%"></p>`,
   );
   assert.is(email.headers['subject'], 'Two parts');
   assert.match(email.headers['received'] ?? '', /^from client\.test .*by localhost with ESMTP id /);
@@ -107,6 +113,8 @@ test('its files and its bytes can be downloaded without a key', async ({ app, po
     path,
   );
   assert.is(list.data.length, 1);
+  const noId = { status: 422, code: 'invalid_parameter', paths: ['attachmentId'] };
+  assertRefused(await app.call('GET', `${path}/x`), noId);
   const { body: one } = await app.call('GET', `${path}/${list.data[0]!.id}`);
   assert.is(one['object'], 'attachment');
   assert.is(one['size'], PIXEL.length);
@@ -178,21 +186,12 @@ test('the postmaster is who owns the domain of the host', async ({ app, port }) 
   });
 });
 
-test('who guesses recipients is sent away', async ({ port }) => {
-  const wire = await dial(port);
-  await wire.say('MAIL FROM:<a@outside.test>');
-  const replies: string[] = [];
-  for (let n = 0; n <= 20; n += 1) replies.push(await wire.say(`RCPT TO:<u${n}@elsewhere.test>`));
-  assert.ok(replies.slice(0, 20).every((reply) => reply.startsWith('550 5.7.1 ')));
-  assert.match(replies[20]!, /^421 4\.7\.0 /);
-});
-
 const HOSTILE: readonly (readonly [string, string, RegExp])[] = [
   ['a bare LF', 'Subject: x\r\n\r\na\nb\r\n', /550 5\.5\.2 /],
   ['a bare CR', 'Subject: x\r\n\r\na\rb\r\n', /550 5\.5\.2 /],
   ['a smuggled end', 'Subject: x\r\n\r\na\n.\nMAIL FROM:<a@b.test>\r\n', /550 5\.5\.2 /],
   ['a NUL', 'Subject: x\r\n\r\na\0b\r\n', /550 5\.6\.0 /],
-  ['a header bomb', `X: ${'y'.repeat(300_000)}\r\n\r\nx\r\n`, /552 5\.3\.4 /],
+  ['a header bomb', `${`X: ${'y'.repeat(900)}\r\n`.repeat(300)}\r\nx\r\n`, /552 5\.3\.4 /],
   [
     'a loop',
     `${'Received: from a by b; now\r\n'.repeat(101)}Subject: x\r\n\r\nx\r\n`,
@@ -234,26 +233,24 @@ test('a large message lies in the blob store and reads back', async ({ app, port
 });
 
 /** Hands over a large message of two tenants; the blobs that are there after it failed. */
-async function blobsAfter(d: {
-  readonly transact: Store['transact'];
-  readonly put?: (blobs: BlobStore) => BlobStore['put'];
-}): Promise<number> {
+async function blobsAfter(
+  pool: Pick<Pool, 'connect'>,
+  put?: (blobs: BlobStore) => BlobStore['put'],
+): Promise<number> {
   const folder = await mkdtemp(join(tmpdir(), 'mailstead-test-'));
   try {
     const blobs = openDiskBlobs(folder);
-    const receivers = [newId(), newId()].map((tenantId) => ({
-      tenantId,
-      domainId: newId(),
-      recipient: 'a@x.test',
-    }));
+    const receivers = [newId(), newId()].map((tenantId) => receiver(tenantId, 'a@x.test'));
     await receive(
       {
-        store: { transact: d.transact } as Store,
-        blobs: { ...blobs, put: d.put?.(blobs) ?? blobs.put },
+        store: { pool } as Store,
+        blobs: { ...blobs, put: put?.(blobs) ?? blobs.put },
+        write: createCopyWriter(pool),
         parse: () => Promise.resolve(null),
         onUnread: () => assert.unreachable('nothing is there to be read'),
+        onForwards: () => assert.unreachable('nothing is there to be forwarded'),
       },
-      { mailFrom: '', receivers, raw: Buffer.alloc(200_000, 'x\r\n'), receivedAt: new Date() },
+      arrivalOf({ receivers, raw: Buffer.alloc(200_000, 'x\r\n') }),
     ).then(
       () => assert.unreachable('it is not stored'),
       () => undefined,
@@ -267,48 +264,36 @@ async function blobsAfter(d: {
 }
 
 test('what certainly was not stored leaves no blob', async ({ app }) => {
-  const refused = await onDatabase(app, (pool) =>
-    blobsAfter({
-      transact: async (work) => {
-        const client = await pool.connect();
-        try {
-          await client.query('begin');
-          await client.query('set transaction read only');
-          return await work(client);
-        } finally {
-          await client.query('rollback');
-          client.release();
-        }
-      },
-    }),
-  );
-  assert.is(refused, 0, 'the database refused the rows');
-  const unreachable = await blobsAfter({
-    transact: () => Promise.reject(new Error('no database')),
+  const pool = new Pool({
+    connectionString: app.databaseUrl,
+    options: '-c default_transaction_read_only=on',
   });
-  assert.is(unreachable, 0, 'there was no database');
+  assert.is(await blobsAfter(pool), 0, 'the database refused the rows');
+  await pool.end();
+  const nowhere = new Pool({ host: '127.0.0.1', port: 1 });
+  assert.is(await blobsAfter(nowhere), 0, 'there was no database');
+  await nowhere.end();
   let puts = 0;
-  const full = await blobsAfter({
-    transact: () => assert.unreachable('nothing to store') as never,
-    put: (blobs) => (key, bytes) =>
+  const full = await blobsAfter(
+    { connect: () => assert.unreachable('nothing to store') as never },
+    (blobs) => (key, bytes) =>
       (puts += 1) === 1 ? blobs.put(key, bytes) : Promise.reject(new Error('disk full')),
-  });
+  );
   assert.is(full, 0, 'the second blob did not fit');
 });
 
 test('after a lost commit the blobs stay: the rows may be there', async ({ app }) => {
-  const left = await onDatabase(app, (pool) =>
-    blobsAfter({
-      transact: async (work) => {
-        const client = await pool.connect();
-        await client.query('begin');
-        await work(client);
-        await client.query('rollback');
-        client.release();
+  const left = await onDatabase(app, (pool) => {
+    const connect = async () => {
+      const client = await pool.connect();
+      const query = async (config: QueryConfig) => {
+        await client.query(config);
         throw new Error('Connection terminated unexpectedly');
-      },
-    }),
-  );
+      };
+      return { query, release: () => client.release() };
+    };
+    return blobsAfter({ connect } as unknown as Pool);
+  });
   assert.is(left, 2);
 });
 
