@@ -1,9 +1,10 @@
 // What every SMTP listener of ours shares: smtp-server speaks the protocol, and the two subclasses here are the
 // only code that touches its inside, which package.json pins. A listener greets at once, says its own
-// enhanced status codes, keeps addresses as they were written, and can say goodbye to each of its clients.
+// enhanced status codes, keeps addresses as they were written, sees what each of its clients owes it, and can say
+// goodbye to each of them.
 import { once } from 'node:events';
 import type { AddressInfo, Socket } from 'node:net';
-import { SMTPServer, type SMTPServerOptions } from 'smtp-server';
+import { SMTPServer, type SMTPServerOptions, type SMTPServerSession } from 'smtp-server';
 import { SMTPConnection } from 'smtp-server/lib/smtp-connection.js';
 import type { SMTPConnectionOptions } from 'smtp-server/lib/smtp-connection.js';
 
@@ -26,6 +27,32 @@ export interface ListenerRules {
   readonly stopping: Reply;
   /** Other words for a reply of smtp-server's own; absent: its words. */
   readonly reword?: (reply: Said, isSecure: boolean) => Said['data'];
+  /** Before anything is kept for a client: why it may not come in, or null; absent: `connectionsMax` decides. */
+  readonly admit?: (address: string) => Reply | null;
+  /** Whoever was admitted is gone; the address as `admit` heard it. */
+  readonly onGone?: (address: string) => void;
+  /** Whether a peer with this address begins with a PROXY header; absent: nobody does. */
+  readonly isProxy?: (address: string) => boolean;
+  /** Before a command is run: what is said instead of running it; a 421 closes. */
+  readonly judge?: (session: SMTPServerSession, verb: string) => Reply | null;
+  /** Each reply that was said. */
+  readonly onReply?: (session: SMTPServerSession, code: number) => void;
+  /** Whatever stands behind EHLO and HELO is a name, cleaned and shortened. */
+  readonly takesAnyName?: boolean;
+  /** Senders that old systems have and RFC 5321 §4.1.2 does not: `a..b@`, `a.@`, and domains with an underscore. */
+  readonly takesOldSenders?: boolean;
+}
+
+/** One connection, as it is now. */
+export interface Life {
+  readonly id: string;
+  /** Null: nothing, we owe the client an answer, or it is on its way out. */
+  readonly owes: 'command' | 'message' | null;
+  /** Of our last reply, as `performance.now()` tells it. */
+  readonly saidAtMs: number;
+  readonly isInTransaction: boolean;
+  /** Of the message that is under way. */
+  readonly messageBytes: number;
 }
 
 /** What is about to be said. */
@@ -46,12 +73,26 @@ export class Listener extends SMTPServer {
   }
 
   override connect(socket: Socket, options?: SMTPConnectionOptions | null): void {
+    if (socket.destroyed) return;
+    // A proxy may write an address in another way than the session has it.
+    const address = (options?.remoteAddress ?? socket.remoteAddress ?? '').replace(/^::ffff:/i, '');
+    const refused = this.#admit(address);
+    if (refused !== null) return showOut(socket, refused);
     const connection = new ListenerConnection(this, socket, options);
     this.connections.add(connection);
     this.#live.set(connection.id, connection);
     connection.on('error', (error: Error) => this.emit('error', error));
-    connection.on('closed', () => this.#live.delete(connection.id));
+    connection.once('closed', () => {
+      this.#live.delete(connection.id);
+      this.rules.onGone?.(address);
+    });
     connection.init();
+  }
+
+  #admit(address: string): Reply | null {
+    const { connectionsMax, tooMany, admit } = this.rules;
+    if (admit !== undefined) return admit(address);
+    return this.connections.size >= connectionsMax ? tooMany : null;
   }
 
   /** Opens the port (0: any free one), on all interfaces where `host` is null; the port. Rejects when it cannot. */
@@ -73,8 +114,18 @@ export class Listener extends SMTPServer {
   }
 
   /** Says goodbye, and closes. */
-  dismiss(id: string): void {
-    this.#live.get(id)?.send(this.rules.stopping.code, this.rules.stopping.text);
+  dismiss(id: string, reply: Reply = this.rules.stopping): void {
+    const connection = this.#live.get(id);
+    connection?.send(reply.code, reply.text);
+    connection?.leave();
+  }
+
+  *lives(): Iterable<Life> {
+    for (const connection of this.#live.values()) yield connection.life();
+  }
+
+  override _expectsProxyHeader({ remoteAddress = '' }: Socket): boolean {
+    return this.rules.isProxy?.(remoteAddress.replace(/^::ffff:/i, '')) ?? false;
   }
 
   /** Also those whose TLS handshake is not over: nothing can be said to them, so they are closed. */
@@ -106,7 +157,60 @@ const QUOTED_PATH = /^([^:<]*:\s*<)("(?:[^"\\\p{Cc}]|\\\P{Cc})*")(@[^<>@\s]+>.*)
 /** The address in a path, without the source route. */
 const PATH = /^[^<]*<(?:@[^<>:]*:)?([^<>\s]+)>/u;
 
+/** RFC 5321 §4.5.3.1.3, where smtp-server sees only a part of it: a path less its angle brackets. */
+const ADDRESS_OCTETS_MAX = 254;
+/** As long as it was, in a form that smtp-server knows. */
+const modern = (path: string): string =>
+  path.replace(
+    /([^<>@:]+)@([^<>@:]+)>$/u,
+    (_, local: string, domain: string) =>
+      `${local.replaceAll('.', 'x')}@${domain.replaceAll('_', 'x')}>`,
+  );
+
+/** Behind EHLO and HELO; more than RFC 1035 gives a name is cut off. */
+const GREETED_AS = /^(EHLO|HELO)\s+(\S.*)$/is;
+const CLIENT_NAME_MAX = 255;
+/** Whoever is shown out has this long to hear why; at the door, where many may stand, less. */
+const LEAVING_MAX_MS = 1_000;
+const TURNED_AWAY_MAX_MS = 200;
+
+/** Costs no more than its socket. */
+function showOut(socket: Socket, { code, text }: Reply): void {
+  socket.on('error', ignore);
+  socket.resume().end(`${code} ${text}\r\n`);
+  setTimeout(destroy, TURNED_AWAY_MAX_MS, socket).unref();
+}
+
+const ignore = (): void => undefined;
+const destroy = (socket: Socket): void => void socket.destroy();
+
 class ListenerConnection extends SMTPConnection {
+  #saidAtMs = performance.now();
+
+  get #rules(): ListenerRules {
+    return (this._server as Listener).rules;
+  }
+
+  life(): Life {
+    const isOurTurn =
+      !this._ready ||
+      this._handlerPending ||
+      (Boolean(this._dataStream) && this._parser !== false && !this._parser._dataMode);
+    return {
+      id: this.id,
+      owes: this._closing || isOurTurn ? null : this._dataStream ? 'message' : 'command',
+      saidAtMs: this.#saidAtMs,
+      isInTransaction: this.isInTransaction(),
+      messageBytes: this._dataStream && this._parser ? this._parser.dataBytes : 0,
+    };
+  }
+
+  /** Closes, and does not wait long for the client to do the same. */
+  leave(): void {
+    this.close();
+    setTimeout(destroy, LEAVING_MAX_MS, this._socket).unref();
+  }
+
   isInTransaction(): boolean {
     // There is no session before the greeting.
     return Boolean(this.session.envelope?.mailFrom);
@@ -114,16 +218,42 @@ class ListenerConnection extends SMTPConnection {
 
   // Greets at once: smtp-server waits 100 ms here, to catch clients that talk too early.
   override init(): void {
-    this._setListeners(() => {
-      const { connectionsMax, tooMany } = (this._server as Listener).rules;
-      if (this._server.connections.size <= connectionsMax) return this.connectionReady();
-      this.send(tooMany.code, tooMany.text);
-    });
+    this._setListeners(() => this.connectionReady());
+  }
+
+  override _refuse(error: Error, context?: string | false): void {
+    super._refuse(error, context);
+    this.leave();
+  }
+
+  override _onCommand(command: Buffer, callback?: () => void): void {
+    const { judge, takesAnyName } = this.#rules;
+    const verb = command.toString('latin1').split(' ', 1)[0]?.toUpperCase() ?? '';
+    const refused = this._ready && !this._upgrading ? judge?.(this.session, verb) : null;
+    if (refused) {
+      this.send(refused.code, refused.text);
+      if (refused.code === 421) return this.leave();
+      if (callback) setImmediate(callback);
+      return;
+    }
+    const [, greeting, name] =
+      takesAnyName === true ? (GREETED_AS.exec(command.toString()) ?? []) : [];
+    super._onCommand(
+      name === undefined
+        ? command
+        : Buffer.from(
+            `${greeting} ${name
+              .trim()
+              .replace(/[\p{Cc}\s]/gu, '?')
+              .slice(0, CLIENT_NAME_MAX)}`,
+          ),
+      callback,
+    );
   }
 
   // smtp-server derives the enhanced code from the reply code alone; ours stands in the text.
   override send(code: number, data?: string | string[] | null, context?: string | false): void {
-    const { reword } = (this._server as Listener).rules;
+    const { reword, onReply } = this.#rules;
     const said = reword?.({ code, data: data ?? null }, this.secure) ?? data;
     const carriesOwn = typeof said === 'string' && ENHANCED_CODE.test(said);
     super.send(
@@ -131,6 +261,8 @@ class ListenerConnection extends SMTPConnection {
       typeof said === 'object' && said ? [...said] : said,
       carriesOwn ? false : context,
     );
+    this.#saidAtMs = performance.now();
+    onReply?.(this.session, code);
   }
 
   // Keeps the address as it was written: smtp-server turns A-labels into Unicode and knows no quotes.
@@ -141,11 +273,12 @@ class ListenerConnection extends SMTPConnection {
     const line = command.toString();
     const [, before, quoted, after] = QUOTED_PATH.exec(line) ?? [];
     const plain = quoted === undefined ? line : `${before}quoted${after}`;
-    const parsed = super._parseAddressCommand(name, plain);
+    const isOld = this.#rules.takesOldSenders === true && name === 'mail from';
+    const parsed = super._parseAddressCommand(name, isOld ? plain.replace(PATH, modern) : plain);
     const written = PATH.exec(plain)?.[1];
     if (parsed === false || written === undefined) return parsed;
     const address = quoted === undefined ? written : `${quoted}${written.slice('quoted'.length)}`;
-    return { ...parsed, address };
+    return Buffer.byteLength(address) > ADDRESS_OCTETS_MAX ? false : { ...parsed, address };
   }
 
   override _onClose(): void {

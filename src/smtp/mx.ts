@@ -2,19 +2,46 @@
 // to our return paths, and nothing else.
 //
 // In: SMTP. Out: each message handed to `receive` and `takeReport`, and the 250 after the final dot only when
-// both have resolved. Every recipient is decided at RCPT. Refused with the reason: relaying, bare CR or LF and NUL
-// (what mail servers disagree about where a message ends), loops, header bombs, and what is above a
-// limit below. A database that is away is a 451, never a 5xx: the client tries again.
-import { isIPv6 } from 'node:net';
+// both have resolved. Decided in this order: may this client come in (mx-conduct.ts, client-count.ts, a block list), is the
+// recipient somebody's (mx-recipients.ts), are these the bytes of a message (mx-structure.ts), is its author who it says,
+// is the client known. A database that is away is a 451, never a 5xx: the client tries again.
+import { isIPv4 } from 'node:net';
 import type { SMTPServerDataStream, SMTPServerSession } from 'smtp-server';
 import type { Logger } from '../log.ts';
+import { normalizedAddress } from '../mail/address.ts';
 import type { ReturnPathSubject } from '../mail/return-path.ts';
-import type { Receiver, IncomingMessage } from '../receiving/receive.ts';
-import { createClientCount } from './client-count.ts';
-import { createCollector } from './collector.ts';
+import type { Arrival, ArrivalClient } from '../receiving/arrival.ts';
+import type { FindListing } from '../receiving/dnsbl.ts';
+import { isProven, type GreylistQuestion } from '../receiving/greylist.ts';
+import type { ForwardReturnResult, ReturnedMessage } from '../receiving/home.ts';
+import type { ReceivingPolicy } from '../receiving/policy.ts';
+import { createByteGate } from './byte-gate.ts';
+import { createClientCount, createConnectionRate } from './client-count.ts';
 import { Listener, refusal, type Reply } from './listener.ts';
+import {
+  createConduct,
+  isStressed,
+  longestIdle,
+  overstays,
+  patienceOf,
+  type Patience,
+} from './mx-conduct.ts';
+import {
+  createRecipientDecision,
+  emptyEnvelope,
+  type Envelope,
+  type RecipientRules,
+} from './mx-recipients.ts';
+import * as replies from './mx-replies.ts';
+import { examine } from './mx-structure.ts';
+import { traceFields, transactionOf, type Transaction } from './mx-trace.ts';
+import { NEEDS_SMTPUTF8, NO_REQUIRETLS, STOPPING, TOO_MANY } from './replies.ts';
+import { createSpool, type SpooledMessage } from './spool.ts';
 
-export interface MxOptions {
+export interface MxOptions extends Pick<
+  RecipientRules,
+  'resolve' | 'findPostmaster' | 'readReturnPath' | 'isReturnPathDomain' | 'readForwardReturn'
+> {
   /** Null: all interfaces. */
   readonly host: string | null;
   /** 0: any free port. */
@@ -22,22 +49,63 @@ export interface MxOptions {
   readonly hostname: string;
   /** PEM; null: STARTTLS is not offered. */
   readonly tls: { readonly key: string; readonly cert: string } | null;
-  readonly findReceiver: (address: string) => Promise<Receiver | null>;
-  /** Who reads the mail for the postmaster of this host. */
-  readonly findPostmaster: () => Promise<Receiver | null>;
-  /** The delivery whose return path this address is. */
-  readonly readReturnPath: (address: string) => ReturnPathSubject | null;
-  /** Whether bounces come home at the domain of this address. */
-  readonly isReturnPathDomain: (address: string) => Promise<boolean>;
+  /** As the operator has it now. */
+  readonly policy: () => ReceivingPolicy;
+  readonly findListing: FindListing;
+  /** What the checks of a message show, and whether its author's domain wants it refused; null: nothing is checked. */
+  readonly verify: Verify | null;
+  /** Whether this client has come before; asked of mail that proves nothing. */
+  readonly isKnown: (question: GreylistQuestion) => Promise<boolean>;
   /** Applies what the message reports, if it is a report. False: it should come again later. */
   readonly takeReport: (message: {
     readonly raw: Buffer;
     readonly subjects: readonly ReturnPathSubject[];
   }) => Promise<boolean>;
+  /** What came back of mail that we forwarded goes on to its author. */
+  readonly takeForwardReturn: (message: ReturnedMessage) => Promise<ForwardReturnResult>;
   /** Durable once it resolves; the ids of what was stored. */
-  readonly receive: (message: IncomingMessage) => Promise<readonly string[]>;
+  readonly receive: (arrival: Arrival) => Promise<readonly string[]>;
+  /** For large messages while they arrive. */
+  readonly spoolFolder: string;
   readonly log: Logger;
   readonly now: () => Date;
+  readonly limits?: Partial<MxLimits>;
+}
+
+export type Verify = (message: {
+  readonly raw: Buffer;
+  readonly mailFrom: string;
+  readonly client: ArrivalClient;
+  readonly receivers: Arrival['receivers'];
+}) => Promise<Verified>;
+
+export interface Verified {
+  readonly authentication: NonNullable<Arrival['authentication']>;
+  /** Header fields for the top, with their CRLF. */
+  readonly field: string;
+  /** The message without fields that pretend to be ours. */
+  readonly raw: Buffer;
+  /** What the author's domain and the recipient's come to; null: it is taken. */
+  readonly refused: Reply | null;
+}
+
+export interface MxLimits {
+  readonly patienceOf: (isStressed: boolean) => Patience;
+  /** How often it is looked who keeps a place for too long. */
+  readonly watchMs: number;
+  /** Who has been idle for so long gives its place to who waits for one. */
+  readonly makeRoomIdleMs: number;
+  /** Strangers wait this long for the greeting: who speaks first does not wait for answers later either. */
+  readonly greetingDelayMs: number;
+  readonly tarpitMs: number;
+  /** Of our own work at RCPT and at the final dot. */
+  readonly answerMaxMs: number;
+  /** What messages that arrive may hold, in memory (64 KiB each) or on disk. */
+  readonly spoolBytesMax: number;
+  /** What messages that are being stored may hold in memory. */
+  readonly storeBytesMax: number;
+  /** Of one message; four times as much is read over, so that the client hears why. */
+  readonly messageBytesMax: number;
 }
 
 export interface MxListener {
@@ -48,64 +116,44 @@ export interface MxListener {
   stop(): Promise<void>;
 }
 
-const MESSAGE_BYTES_MAX = 50 * 1024 * 1024;
-/** What all connections together may hold between DATA and the reply. */
-const BUFFERED_BYTES_MAX = 256 * 1024 * 1024;
-const RECIPIENTS_MAX = 100;
-const CONNECTIONS_MAX = 200;
-const CONNECTIONS_PER_CLIENT_MAX = 20;
+const LIMITS: MxLimits = {
+  patienceOf,
+  watchMs: 1_000,
+  makeRoomIdleMs: 2_000,
+  greetingDelayMs: 100,
+  tarpitMs: 1_000,
+  answerMaxMs: 30_000,
+  spoolBytesMax: 2 * 1024 * 1024 * 1024,
+  storeBytesMax: 128 * 1024 * 1024,
+  messageBytesMax: 50 * 1024 * 1024,
+};
+const READ_OVER = 4;
 const COMMAND_BYTES_MAX = 4_096;
-const HEADER_BYTES_MAX = 256 * 1024;
-/** RFC 5321 §6.3: a message with this many trace fields goes round in a circle. */
-const RECEIVED_MAX = 100;
-const BAD_RECIPIENTS_MAX = 20;
+/** Those who are shown out may linger for a second beside those who are served; more are closed without a word. */
+const LEAVING_MAX = 1_000;
+/** A message is held as it came and as it is stored. */
+const COPIES = 2;
+/** What a stream says whose client is lost before the final dot. */
+const GONE = new Set(['ECONNECTION', 'ERR_STREAM_PREMATURE_CLOSE']);
 const STOP_GRACE_MS = 5_000;
-// RFC 5321 §4.5.3.2.7: a server waits at least 5 minutes for the next command.
-const IDLE_TIMEOUT_MS = 300_000;
-
-const STOPPING: Reply = { code: 421, text: '4.3.2 The service is shutting down, try again later' };
-const TOO_MANY: Reply = { code: 421, text: '4.7.0 Too many connections, try again later' };
-const NOT_OURS: Reply = { code: 550, text: '5.7.1 We do not relay: this domain is not ours' };
-const NO_SUCH: Reply = { code: 550, text: '5.1.1 No such mailbox: this is no return path of ours' };
-/** RFC 5321 §4.5.1: the one recipient that has no domain. */
-const POSTMASTER = /^postmaster$/i;
-const NO_POSTMASTER: Reply = {
-  code: 550,
-  text: '5.1.1 Nobody reads the mail for the postmaster of this host: write to postmaster@ a domain that receives here',
-};
-/** RFC 5321 §4.5.5: what has the null sender is about one message of one sender. */
-const ONE_RECIPIENT: Reply = {
-  code: 452,
-  text: '4.5.3 One recipient at a time for mail with the null sender',
-};
-const NOT_NOW: Reply = {
-  code: 451,
-  text: '4.2.1 The delivery that this is about is under way, try again later',
-};
-const BAD_RECIPIENTS: Reply = { code: 421, text: '4.7.0 Too many unknown recipients' };
-const AWAY: Reply = {
-  code: 451,
-  text: '4.3.0 The mail cannot be stored right now, try again later',
-};
-const NO_MEMORY: Reply = { code: 452, text: '4.3.1 Too much mail at once, try again later' };
-const BARE: Reply = {
-  code: 550,
-  text: '5.5.2 The message has a bare CR or LF; lines must end with CRLF',
-};
-const NUL: Reply = { code: 550, text: '5.6.0 The message has a NUL character' };
-const LOOP: Reply = { code: 554, text: '5.4.6 Too many hops: this message goes round in a circle' };
-const HEADER_TOO_LARGE: Reply = {
-  code: 552,
-  text: `5.3.4 The header has more than ${HEADER_BYTES_MAX} bytes`,
-};
 
 /** Resolves when it listens; rejects when it cannot (a port in use). */
 export async function startMx(options: MxOptions): Promise<MxListener> {
-  const { log, now } = options;
+  const { log, now, policy } = options;
+  const limits = { ...LIMITS, ...options.limits };
   const clients = createClientCount();
-  const envelopes = new WeakMap<object, Envelope>();
-  const badRecipients = new WeakMap<object, number>();
-  const collectBytes = createCollector(BUFFERED_BYTES_MAX);
+  const rate = createConnectionRate();
+  const envelopes = new WeakMap<SMTPServerSession, Envelope>();
+  const spool = createSpool({ folder: options.spoolFolder, maxBytes: limits.spoolBytesMax });
+  const gate = createByteGate(limits.storeBytesMax);
+  const decide = createRecipientDecision({
+    ...options,
+    recipientsMax: () => policy().recipientsMax,
+    tarpitMs: limits.tarpitMs,
+  });
+  const patience = (): Patience =>
+    limits.patienceOf(isStressed(server.connections.size, policy().connections.max));
+  const conduct = createConduct(patience);
   let stopping: Promise<void> | null = null;
 
   const server = new Listener(
@@ -113,175 +161,258 @@ export async function startMx(options: MxOptions): Promise<MxListener> {
       name: options.hostname,
       banner: 'ESMTP',
       heloResponse: '%s greets %s',
-      size: MESSAGE_BYTES_MAX,
+      size: limits.messageBytesMax,
       rejectOversized: true,
-      maxRecipients: RECIPIENTS_MAX,
       maxCommandLength: COMMAND_BYTES_MAX,
-      socketTimeout: IDLE_TIMEOUT_MS,
+      socketTimeout: limits.patienceOf(false).idleMaxMs,
       disableReverseLookup: true,
       hideENHANCEDSTATUSCODES: false,
+      hideREQUIRETLS: true,
       logger: false,
       minVersion: 'TLSv1.2',
-      ...options.tls,
-      disabledCommands: ['AUTH', 'WIZ', 'SHELL', 'KILL', ...(options.tls ? [] : ['STARTTLS'])],
+      ...(options.tls === null ? {} : { key: options.tls.key, cert: options.tls.cert }),
+      disabledCommands: [
+        'AUTH',
+        'WIZ',
+        'SHELL',
+        'KILL',
+        'XCLIENT',
+        'XFORWARD',
+        ...(options.tls ? [] : ['STARTTLS']),
+      ],
       onConnect: (session, reply) => {
-        const open = clients.enter(session.remoteAddress);
-        if (stopping !== null) return reply(refusal(STOPPING));
-        return reply(open > CONNECTIONS_PER_CLIENT_MAX ? refusal(TOO_MANY) : null);
+        letIn(session).then(
+          (refused) => reply(refused === null ? null : refusal(refused)),
+          (err: unknown) => {
+            log.warn({ err }, 'a client could not be let in');
+            reply(refusal(TOO_MANY));
+          },
+        );
       },
-      onClose: (session) => clients.leave(session.remoteAddress),
-      onMailFrom: (_address, session, reply) =>
+      onMailFrom: ({ address }, session, reply) =>
         queueMicrotask(() => {
-          envelopes.set(session, { receivers: [], subjects: [] });
-          reply(stopping === null ? null : refusal(STOPPING));
+          const refused = begin(address, session);
+          reply(refused === null ? null : refusal(refused));
         }),
       onRcptTo: ({ address }, session, reply) => {
-        decideRecipient(address, session).then(reply, (err: unknown) => {
-          log.warn({ err }, 'a recipient could not be decided');
-          reply(refusal(AWAY));
-        });
+        const envelope = envelopes.get(session) ?? emptyEnvelope();
+        within(limits.answerMaxMs, decide(address, session, envelope)).then(
+          (refused) => reply(refused === null ? null : refusal(refused)),
+          (err: unknown) => {
+            log.warn({ err }, 'a recipient could not be decided');
+            reply(refusal(replies.AWAY));
+          },
+        );
       },
-      onData: collect,
+      onData: (stream, session, answer) => void takeMessage(stream, session, answer),
     },
-    { connectionsMax: CONNECTIONS_MAX, tooMany: TOO_MANY, stopping: STOPPING },
+    {
+      connectionsMax: Number.POSITIVE_INFINITY, // `admit` decides
+      tooMany: TOO_MANY,
+      stopping: STOPPING,
+      reword: replies.reword,
+      takesAnyName: true,
+      takesOldSenders: true,
+      admit,
+      onGone: (address) => clients.leave(address),
+      isProxy: (address) => policy().isProxy(address),
+      judge: conduct.judge,
+      onReply: conduct.note,
+    },
   );
 
-  async function decideRecipient(
-    address: string,
-    session: SMTPServerSession,
-  ): Promise<Error | null> {
-    const envelope = envelopes.get(session) ?? { receivers: [], subjects: [] };
-    const taken = envelope.receivers.length + envelope.subjects.length;
-    const subject = options.readReturnPath(address);
-    const isPostmaster = POSTMASTER.test(address);
-    const find = isPostmaster ? options.findPostmaster : options.findReceiver;
-    const receiver = subject === null ? await find(address) : null;
-    if ((subject ?? receiver) !== null && taken > 0 && senderOf(session) === '') {
-      return refusal(ONE_RECIPIENT);
-    }
-    if (subject !== null) {
-      envelope.subjects.push(subject);
-      return null;
-    }
-    if (receiver !== null) {
-      envelope.receivers.push(receiver);
-      return null;
-    }
-    const isKnownDomain = !isPostmaster && (await options.isReturnPathDomain(address));
-    const bad = (badRecipients.get(session) ?? 0) + 1;
-    badRecipients.set(session, bad);
-    if (bad > BAD_RECIPIENTS_MAX) return refusal(BAD_RECIPIENTS);
-    if (isPostmaster) return refusal(NO_POSTMASTER);
-    return refusal(isKnownDomain ? NO_SUCH : NOT_OURS);
+  /** Null: there is a connection for it, which is counted until it is closed. */
+  function admit(address: string): Reply | null {
+    if (stopping !== null) return STOPPING;
+    const { max, perClient, newPerMinute } = policy().connections;
+    const isOften = !isLoopback(address) && rate(address, performance.now()) > newPerMinute;
+    if (isOften) return replies.TOO_OFTEN;
+    if (clients.enter(address) <= perClient && hasRoom(max)) return null;
+    clients.leave(address);
+    return TOO_MANY;
   }
 
-  /** `reply` is called once, when `stream` has ended; never when the client is lost. */
-  function collect(
+  /** Whoever has been idle for long makes room for one more. */
+  function hasRoom(max: number): boolean {
+    if (server.connections.size < max) return true;
+    const idle = longestIdle(server.lives(), performance.now() - limits.makeRoomIdleMs);
+    if (idle !== null) server.dismiss(idle.id, replies.MAKING_ROOM);
+    return idle !== null;
+  }
+
+  /** Null: the client is greeted. */
+  async function letIn({ remoteAddress: address }: SMTPServerSession): Promise<Reply | null> {
+    if (isLoopback(address)) return null;
+    const [zone] = await Promise.all([
+      options.findListing(address),
+      new Promise<void>((resolve) => void setTimeout(resolve, limits.greetingDelayMs).unref()),
+    ]);
+    return zone === null ? null : replies.listed(zone, address);
+  }
+
+  /** Null: a transaction begins. */
+  function begin(mailFrom: string, session: SMTPServerSession): Reply | null {
+    const { envelope } = session;
+    const { requireTLS, smtpUtf8 } = envelope;
+    // smtp-server keeps both for the next MAIL when this one is refused.
+    envelope.requireTLS = false;
+    const refused = requireTLS === true ? NO_REQUIRETLS : needsUtf8(mailFrom, smtpUtf8);
+    if (refused !== null) envelope.smtpUtf8 = false;
+    else envelopes.set(session, emptyEnvelope());
+    return stopping === null ? refused : STOPPING;
+  }
+
+  /** Never rejects. `answer` is not called when the client left before the end of its message. */
+  async function takeMessage(
     stream: SMTPServerDataStream,
     session: SMTPServerSession,
-    reply: (error?: Error | null, text?: string) => void,
-  ): void {
-    collectBytes(stream, ({ isTooMuch, bytes, release }) => {
-      const finish = (error: Error | null, text?: string): void => {
-        release();
-        reply(error, text);
-        if (stopping !== null) server.dismiss(session.id);
-      };
-      if (stream.sizeExceeded) return finish(null);
-      const body = bytes();
-      const problem = isTooMuch ? NO_MEMORY : problemOf(body);
-      if (problem !== null) return finish(refusal(problem));
-      const receivedAt = now();
-      const raw = Buffer.concat([
-        Buffer.from(traceFields(session, { hostname: options.hostname, at: receivedAt })),
-        body,
-      ]);
-      handOver(session, raw, receivedAt).then(
-        (text) => finish(text === null ? refusal(NOT_NOW) : null, text ?? undefined),
-        (err: unknown) => {
-          log.error({ err, sizeBytes: raw.length }, 'an incoming message could not be stored');
-          finish(refusal(AWAY));
-        },
+    answer: (error?: Error | null, text?: string) => void,
+  ): Promise<void> {
+    // What belongs to this message is kept: the session is used for the next one.
+    const transaction = transactionOf(session);
+    const envelope = envelopes.get(session) ?? emptyEnvelope();
+    const finish = (error: Error | null, text?: string): void => {
+      if (error === null && text !== undefined) conduct.forgive(session);
+      answer(error, text);
+      if (stopping !== null) server.dismiss(session.id);
+    };
+    let message: SpooledMessage;
+    try {
+      message = await spool.receive(stream);
+    } catch (error) {
+      if (GONE.has(String((error as NodeJS.ErrnoException).code))) {
+        return log.debug({ err: error }, 'a client left before the end of its message');
+      }
+      log.warn({ err: error }, 'an incoming message has no place to be kept while it arrives');
+      return finish(refusal(replies.replyToFailure(error)));
+    }
+    let isLate = false;
+    const work = stream.sizeExceeded
+      ? Promise.resolve({ text: '' }) // smtp-server says 552
+      : gate(message.sizeBytes * COPIES, async () =>
+          isLate ? { refused: replies.AWAY } : handOver(message, transaction, envelope),
+        );
+    // Also when nobody waits for it any more.
+    const discarded = work.then(
+      () => message.discard(),
+      () => message.discard(),
+    );
+    try {
+      const outcome = await within(limits.answerMaxMs, work);
+      if ('refused' in outcome) finish(refusal(outcome.refused));
+      else finish(null, outcome.text);
+    } catch (error) {
+      isLate = true;
+      log.error(
+        { err: error, sizeBytes: message.sizeBytes },
+        'an incoming message could not be stored',
       );
-    });
+      finish(refusal(replies.replyToFailure(error)));
+    }
+    await discarded.catch((err: unknown) => log.warn({ err }, 'a spool file stays'));
   }
 
-  /** The words of the 250, or null: the client should come again. */
   async function handOver(
-    session: SMTPServerSession,
-    raw: Buffer,
-    receivedAt: Date,
-  ): Promise<string | null> {
-    const { receivers, subjects } = envelopes.get(session) ?? { receivers: [], subjects: [] };
+    message: SpooledMessage,
+    transaction: Transaction,
+    envelope: Envelope,
+  ): Promise<{ readonly refused: Reply } | { readonly text: string }> {
+    const rules = policy();
+    const receivedAt = now();
+    const examined = examine(await message.read(), message.survey, rules);
+    if ('refused' in examined) return examined;
+    const { mailFrom, client } = transaction;
+    // A recipient whose answer came too late was told to come again.
+    const taken = new Set(transaction.recipients.map(normalizedAddress));
+    const told = <T>(all: ReadonlyMap<string, T>): readonly T[] =>
+      [...all].flatMap(([key, one]) => (taken.has(key) ? [one] : []));
+    const receivers = told(envelope.receivers);
+    const subjects = told(envelope.subjects);
+    const verified =
+      options.verify === null || receivers.length === 0
+        ? null
+        : await options.verify({ raw: examined.message, mailFrom, client, receivers });
+    if (verified !== null && verified.refused !== null) return { refused: verified.refused };
+    if (
+      rules.greylisting.enabled &&
+      receivers.length > 0 &&
+      (verified === null || !isProven(verified.authentication)) &&
+      !(await options.isKnown({
+        address: client.address,
+        mailFrom,
+        recipients: receivers.map(({ recipient }) => recipient),
+        now: receivedAt,
+      }))
+    ) {
+      return { refused: replies.GREYLISTED };
+    }
+    const results = verified?.field ?? '';
+    const trace = Buffer.from(
+      traceFields(transaction, { hostname: options.hostname, at: receivedAt, results }),
+    );
+    const raw = Buffer.concat([trace, verified?.raw ?? examined.message]);
     const isTaken = subjects.length === 0 || (await options.takeReport({ raw, subjects }));
-    if (!isTaken) return null;
-    if (receivers.length === 0) return '2.0.0 Ok: read';
-    const mailFrom = senderOf(session);
-    const ids = await options.receive({ mailFrom, receivers, raw, receivedAt });
+    if (!isTaken) return { refused: replies.NOT_NOW };
+    for (const about of told(envelope.returns)) {
+      const traceSizeBytes = trace.length;
+      const result = await options.takeForwardReturn({ ...about, raw, traceSizeBytes });
+      if (result.kind === 'refused') return { refused: result };
+    }
+    if (receivers.length === 0) return { text: '2.0.0 Ok: read' };
+    const ids = await options.receive({
+      mailFrom,
+      receivers,
+      unrouteable: [...envelope.unrouteable.values()],
+      raw,
+      traceSizeBytes: trace.length,
+      receivedAt,
+      client,
+      authentication: verified?.authentication ?? null,
+    });
     // A feedback loop may have its address anywhere. What is stored needs no second try.
     if (subjects.length === 0) await options.takeReport({ raw, subjects });
-    return `2.0.0 Ok: stored as ${ids.join(' ')}`;
+    return { text: `2.0.0 Ok: stored as ${ids.join(' ')}` };
+  }
+
+  /** Shows out whoever keeps a place for too long. */
+  function watch(): void {
+    server.server.maxConnections = policy().connections.max + LEAVING_MAX;
+    const [nowMs, patient] = [performance.now(), patience()];
+    for (const life of server.lives()) {
+      const isEndless = life.messageBytes > READ_OVER * limits.messageBytesMax;
+      const reply = isEndless ? replies.ENDLESS : overstays(life, nowMs, patient);
+      if (reply !== null) server.dismiss(life.id, reply);
+    }
   }
 
   server.on('error', (err) => log.debug({ err }, 'an inbound connection failed'));
-  // Refused connections may linger beside the served ones until their client leaves.
-  server.server.maxConnections = 2 * CONNECTIONS_MAX;
+  watch();
+  const port = await server.open(options.port, options.host);
+  const watching = setInterval(watch, limits.watchMs);
+  watching.unref();
   return {
-    port: await server.open(options.port, options.host),
-    updateCertificate: (tls) => server.updateSecureContext(tls),
-    stop: () => (stopping ??= server.end(STOP_GRACE_MS)),
+    port,
+    updateCertificate: ({ key, cert }) => server.updateSecureContext({ key, cert }),
+    stop: () => (stopping ??= server.end(STOP_GRACE_MS).finally(() => clearInterval(watching))),
   };
 }
 
-const CR = 0x0d;
-const LF = 0x0a;
+/** Programs of this machine, its own deliveries among them. */
+const isLoopback = (address: string): boolean =>
+  (isIPv4(address) && address.startsWith('127.')) || address === '::1';
 
-/** Who the running transaction is for. */
-interface Envelope {
-  readonly receivers: Receiver[];
-  readonly subjects: ReturnPathSubject[];
-}
+const needsUtf8 = (address: string, isAnnounced: boolean | undefined): Reply | null =>
+  isAnnounced === true || /^[\0-\x7f]*$/.test(address) ? null : NEEDS_SMTPUTF8;
 
-/** Empty for the null sender. */
-function senderOf({ envelope: { mailFrom } }: SMTPServerSession): string {
-  return mailFrom === false ? '' : mailFrom.address;
-}
-
-/** Why these bytes are no message for us, or null. */
-function problemOf(body: Buffer): Reply | null {
-  if (body.includes(0)) return NUL;
-  let before = 0;
-  for (let at = 0; at < body.length; at += 1) {
-    const octet = body[at]!;
-    if ((octet === LF) !== (before === CR)) return BARE;
-    before = octet;
+/** What `work` comes to; rejects when that takes longer, and then nobody waits for it. */
+async function within<T>(maxMs: number, work: Promise<T>): Promise<T> {
+  let timer: NodeJS.Timeout | undefined;
+  const late = new Promise<never>((_, reject) => {
+    timer = setTimeout(() => reject(new Error(`no answer within ${maxMs} ms`)), maxMs);
+  });
+  try {
+    return await Promise.race([work, late]);
+  } finally {
+    clearTimeout(timer);
   }
-  if (before === CR) return BARE;
-  const end = body.indexOf('\r\n\r\n');
-  const headerBytes = end === -1 ? body.length : end + 2;
-  if (headerBytes > HEADER_BYTES_MAX && !body.subarray(0, 2).equals(Buffer.from('\r\n'))) {
-    return HEADER_TOO_LARGE;
-  }
-  const header = body.subarray(0, headerBytes).toString('latin1');
-  return (header.match(/^received:/gim) ?? []).length > RECEIVED_MAX ? LOOP : null;
-}
-
-/** Return-Path and Received on top (RFC 5321 §4.4). */
-function traceFields(
-  session: SMTPServerSession,
-  about: { readonly hostname: string; readonly at: Date },
-): string {
-  const helo = (session.hostNameAppearsAs || 'unknown').replace(/[^\x21-\x7e]/g, '?').slice(0, 255);
-  const address = isIPv6(session.remoteAddress)
-    ? `IPv6:${session.remoteAddress}`
-    : session.remoteAddress;
-  const tls = session.secure ? 'ESMTPS' : 'ESMTP';
-  const date = about.at.toUTCString().replace('GMT', '+0000');
-  return [
-    `Return-Path: <${senderOf(session)}>`,
-    `Received: from ${helo} ([${address}])`,
-    `\tby ${about.hostname} with ${tls} id ${session.id};`,
-    `\t${date}`,
-    '',
-  ].join('\r\n');
 }

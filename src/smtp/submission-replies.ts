@@ -3,19 +3,12 @@
 import { Refusal, refuseUnavailable } from '../access/refusal.ts';
 import { UnfitMessage } from '../mail/mime-tree.ts';
 import type { Reply, Said } from './listener.ts';
+import { STOPPING } from './replies.ts';
 import { SpoolFull } from './spool.ts';
 
 /** RFC 5321 §4.5.3.1.5: a reply line has at most 512 octets. */
 const TEXT_MAX = 400;
 
-export const STOPPING: Reply = {
-  code: 421,
-  text: '4.3.2 The service is shutting down, try again later',
-};
-export const TOO_MANY: Reply = {
-  code: 421,
-  text: '4.7.0 Too many connections, try again later',
-};
 export const TOO_MANY_FAILED_LOGINS: Reply = {
   code: 421,
   text: '4.7.0 Too many failed logins: the user name is "resend", and the password is an API key',
@@ -33,15 +26,6 @@ export const AWAY: Reply = {
 export const KEY_REVOKED: Reply = {
   code: 550,
   text: '5.7.1 This API key is no longer valid: log in with another one',
-};
-export const NEEDS_SMTPUTF8: Reply = {
-  code: 553,
-  text: '5.6.7 This address has characters outside ASCII: announce SMTPUTF8 at MAIL FROM',
-};
-/** RFC 8689 §4: better refused than forgotten on the way. */
-export const NO_REQUIRETLS: Reply = {
-  code: 555,
-  text: '5.5.4 REQUIRETLS is not offered here: send without it',
 };
 const NO_ROOM: Reply = { code: 452, text: '4.3.1 Too much mail at once, try again later' };
 

@@ -14,6 +14,7 @@ import { MESSAGE_MAX_BYTES, type Submission } from '../sending/submit.ts';
 import { createByteGate } from './byte-gate.ts';
 import { Listener, refusal, type Reply } from './listener.ts';
 import { createLogins } from './logins.ts';
+import { NEEDS_SMTPUTF8, NO_REQUIRETLS, STOPPING, TOO_MANY } from './replies.ts';
 import { createSpool, type SpooledMessage } from './spool.ts';
 import * as replies from './submission-replies.ts';
 
@@ -144,8 +145,8 @@ export async function startSubmission(options: SubmissionOptions): Promise<Submi
   };
   const rules = {
     connectionsMax: limits.connectionsMax,
-    tooMany: replies.TOO_MANY,
-    stopping: replies.STOPPING,
+    tooMany: TOO_MANY,
+    stopping: STOPPING,
     reword: replies.createRewording(limits.recipientsMax),
   };
   const servers = [false, true].map((secure) => {
@@ -158,7 +159,7 @@ export async function startSubmission(options: SubmissionOptions): Promise<Submi
             if (loginOf(session) === null) server.drop(session.id);
           }, limits.loginMaxMs);
           deadline.unref();
-          answer(stopping === null ? null : refusal(replies.STOPPING));
+          answer(stopping === null ? null : refusal(STOPPING));
         },
         onData: (stream, session, answer) => void takeMessage(server, { stream, session, answer }),
       },
@@ -180,7 +181,7 @@ export async function startSubmission(options: SubmissionOptions): Promise<Submi
         socket.on('error', () => undefined);
         // Nothing can be said before the handshake.
         if (secure) return void socket.destroy();
-        socket.end(`${replies.TOO_MANY.code} ${replies.TOO_MANY.text}\r\n`);
+        socket.end(`${TOO_MANY.code} ${TOO_MANY.text}\r\n`);
         return void setTimeout(() => socket.destroy(), 1_000).unref();
       }
       open += 1;
@@ -214,11 +215,11 @@ export async function startSubmission(options: SubmissionOptions): Promise<Submi
   }
 
   async function beginMessage(session: SMTPServerSession): Promise<void> {
-    if (stopping !== null) throw refusal(replies.STOPPING);
+    if (stopping !== null) throw refusal(STOPPING);
     const { envelope } = session;
     if (envelope.requireTLS) {
       envelope.requireTLS = false; // smtp-server keeps it for the next MAIL
-      throw refusal(replies.NO_REQUIRETLS);
+      throw refusal(NO_REQUIRETLS);
     }
     const login = loginOf(session);
     const caller = login === null ? null : await options.authenticate(login.token);
@@ -235,7 +236,7 @@ export async function startSubmission(options: SubmissionOptions): Promise<Submi
     }
     const { mailbox } = parsed;
     if (mailbox.needsSmtpUtf8 && session.envelope.smtpUtf8 !== true) {
-      return refusal(replies.NEEDS_SMTPUTF8);
+      return refusal(NEEDS_SMTPUTF8);
     }
     const known = recipients.get(session);
     const key = normalizedAddress(mailbox.address);

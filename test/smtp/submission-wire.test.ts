@@ -17,11 +17,8 @@ import {
   type SubmissionOptions,
 } from '../../src/smtp/submission.ts';
 import { until } from '../support/app.ts';
-import {
-  closeClients,
-  dialSubmission,
-  type SubmissionClient,
-} from '../support/submission-session.ts';
+import { closeClients } from '../support/smtp-client.ts';
+import { dialSubmission, type SubmissionClient } from '../support/submission-session.ts';
 
 const KEY = `re_${'a'.repeat(8)}_${'b'.repeat(24)}`;
 const caller = {

@@ -8,7 +8,8 @@ import { suite } from 'uvu';
 import * as assert from 'uvu/assert';
 import { startApp, until, type App } from '../support/app.ts';
 import { onDatabase, secondTenant } from '../support/second-tenant.ts';
-import { closeClients, dialSubmission } from '../support/submission-session.ts';
+import { closeClients } from '../support/smtp-client.ts';
+import { dialSubmission } from '../support/submission-session.ts';
 
 let app: App;
 
