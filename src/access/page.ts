@@ -76,11 +76,11 @@ export function toPage<T>(rows: readonly T[], cursor: Cursor): { items: T[]; has
   };
 }
 
-/** An id from a path, in lower case. Throws a Refusal when it is not a UUID. */
-export function checkId(id: string): string {
+/** An id from a path, where it is called `path`, in lower case. Throws a Refusal when it is not a UUID. */
+export function checkId(id: string, path = 'id'): string {
   if (isUuid(id)) return id.toLowerCase();
-  const message = 'The `id` must be a valid UUID.';
-  throw refuseFields([{ path: 'id', message }], 'invalid_parameter');
+  const message = `The \`${path}\` must be a valid UUID.`;
+  throw refuseFields([{ path, message }], 'invalid_parameter');
 }
 
 /** A page of a short list that is all in memory, in its own order. Throws a Refusal for a bad limit or cursor. */

@@ -21,7 +21,7 @@ export const BODIES_MAX_BYTES = 4 * BODY_MAX_BYTES;
 const FREE_BYTES = 256 * 1024;
 /** Of one object, and of a list in a value that is free. */
 const ITEMS_MAX = 1_000;
-/** Of every other list; above every list of the API. The check of n wrong items takes n² steps. */
+/** Of every other list; above every list of the API but `ids`. The check of n wrong items takes n² steps. */
 const LIST_MAX = 128;
 
 /** What takes attachments: with and without `/api`, which the router has taken off already. */
@@ -195,11 +195,16 @@ function bearable(request: Request, value: unknown): unknown {
 const isFreeAt = (key: string, value: unknown): boolean =>
   key === 'fallback_value' || (key === 'variables' && !Array.isArray(value));
 
+/** What a replay takes; of strings alone the check finds none wrong. */
+const isListOfIds = (path: string, list: readonly unknown[]): boolean =>
+  path === 'ids' && list.every((item) => typeof item === 'string');
+
 /** The first thing that what checks the fields cannot take, or null. */
 function findUnbearable(value: unknown, path: string, isFree: boolean): Issue | null {
   if (value === null || typeof value !== 'object') return null;
   const entries = Object.entries(value);
-  const max = Array.isArray(value) && !isFree ? LIST_MAX : ITEMS_MAX;
+  const isLong = isFree || !Array.isArray(value) || isListOfIds(path, value);
+  const max = isLong ? ITEMS_MAX : LIST_MAX;
   if (entries.length > max) {
     const at = path || 'body';
     const message = `\`${at}\` has ${entries.length} items; nothing here takes more than ${max}.`;

@@ -27,7 +27,7 @@ import type {
   DomainCapability,
   UpdateDomainRequest,
 } from '../domains/request.ts';
-import type { DomainStatus, RecordStatus, TlsMode } from '../store/sending-domain.ts';
+import type { DomainStatus, InboundDmarc, RecordStatus, TlsMode } from '../store/sending-domain.ts';
 import { callerOf } from './authenticate.ts';
 import type { ErrorEnvelope } from './envelope.ts';
 import type { Verbs } from './verbs.ts';
@@ -67,6 +67,8 @@ export interface DomainSummary {
   /** The label before the name where tracking links lead; null: the default, `links`. */
   tracking_subdomain: string | null;
   tls: TlsMode;
+  /** What becomes of mail to this domain that the DMARC policy of its author says to reject. */
+  inbound_dmarc: InboundDmarc;
   /** An array under `/api`, an object elsewhere; what `POST /domains` gets in an array it answers in one. */
   capabilities: DomainCapability[] | DomainCapabilities;
   created_at: Date;
@@ -134,6 +136,7 @@ export class DomainsController extends Controller {
     click_tracking: false,
     tracking_subdomain: null,
     tls: 'opportunistic',
+    inbound_dmarc: 'reject',
     capabilities: { sending: 'enabled', receiving: 'disabled' },
     created_at: new Date('2026-05-06T12:00:00.000Z'),
     records: [
@@ -274,6 +277,7 @@ function presentSummary(domain: DomainView, asArray: boolean): DomainSummary {
     click_tracking: domain.clickTracking,
     tracking_subdomain: domain.trackingSubdomain,
     tls: domain.tls,
+    inbound_dmarc: domain.inboundDmarc,
     capabilities: asArray
       ? [
           { name: 'sending', enabled: sending },

@@ -119,7 +119,11 @@ export class EmailAttachmentsController extends Controller {
   ): Promise<EmailAttachmentFound> {
     const { tenantId } = callerOf(request);
     const emailId = checkId(id);
-    const found = await this.verbs.attachments.find(tenantId, emailId, checkId(attachmentId));
+    const found = await this.verbs.attachments.find(
+      tenantId,
+      emailId,
+      checkId(attachmentId, 'attachmentId'),
+    );
     if (found === null) throw new Refusal('not_found', 'Attachment not found');
     return { object: 'attachment', ...this.present(found, { tenantId, emailId }) };
   }

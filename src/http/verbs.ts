@@ -18,7 +18,11 @@ import type { EmailMetrics, MetricsQuery } from '../sending/metrics.ts';
 import type { EmailPage, EmailRecord } from '../sending/read.ts';
 import type { SendEmailRequest } from '../sending/request.ts';
 import type { EmailFilters } from '../sending/search.ts';
+import type { DryRun, TestRouteRequest } from '../receiving/dry-run.ts';
 import type { ReceivingVerbs } from '../receiving/read-received.ts';
+import type { ReplayVerbs } from '../receiving/replay.ts';
+import type { RouteVerbs } from '../receiving/routes.ts';
+import type { RuleVerbs } from '../receiving/rules.ts';
 import type { SinkPage } from '../receiving/sink-messages.ts';
 import type { SuppressionVerbs } from '../suppressions/suppressions.ts';
 import type { TemplateVerbs } from '../templates/templates.ts';
@@ -59,6 +63,12 @@ export interface Verbs {
   readTrace(caller: Caller, id: string): Promise<Trace | null>;
   readonly queue: QueueVerbs;
   readonly receiving: ReceivingVerbs;
+  readonly receivingRoutes: RouteVerbs & {
+    /** What would become of a message. Throws a Refusal for what is no address. */
+    test(tenantId: string, request: TestRouteRequest): Promise<DryRun>;
+  };
+  readonly forwardingRules: RuleVerbs;
+  readonly replays: ReplayVerbs;
   /** Makes and opens links that need no API key. */
   readonly links: SignedLinks;
   /** What they open. */

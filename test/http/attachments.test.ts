@@ -302,9 +302,12 @@ test('another tenant sees nothing, and a missing one looks the same', async () =
     const isList = path.endsWith('attachments');
     assert.is(answer.body.message, isList ? 'Email not found' : 'Attachment not found');
   }
-  for (const path of [`/emails/x/attachments`, `/emails/${id}/attachments/x`]) {
-    const answer = await app.call<{ code: string }>('GET', path);
-    assert.equal([answer.status, answer.body.code], [422, 'invalid_parameter']);
+  for (const [path, name] of [
+    [`/emails/x/attachments`, 'id'],
+    [`/emails/${id}/attachments/x`, 'attachmentId'],
+  ] as const) {
+    const refused = { status: 422, code: 'invalid_parameter', paths: [name] };
+    assertRefused(await app.call('GET', path), refused);
   }
   assert.is((await app.call('GET', `/emails/${id}/attachments`, { key: null })).status, 401);
 });

@@ -10,6 +10,7 @@ import { createBodyBudget } from '../../src/http/body-budget.ts';
 import { createBodyReader } from '../../src/http/body.ts';
 import { createErrorHandler } from '../../src/http/envelope.ts';
 import { createLogger } from '../../src/log.ts';
+import { newId } from '../../src/store/id.ts';
 import { startApp, until, type Answer, type App } from '../support/app.ts';
 import { assertRefused, type Refused } from './envelope.ts';
 import { ask, exchange } from './wire.ts';
@@ -117,6 +118,21 @@ const bodies: Readonly<Record<string, readonly [string | Uint8Array, Refused]>> 
 for (const [title, [body, expected]] of Object.entries(bodies)) {
   test(`body: ${title}`, async () => assertRefused(await post(body), expected));
 }
+
+test('a replay takes 1,000 ids, and no list of anything else is as long', async () => {
+  const replay = (ids: readonly unknown[]): Promise<Answer> =>
+    app.call('POST', '/receiving/replays', { body: JSON.stringify({ ids }) });
+  const refused = (says: RegExp): Refused => ({
+    status: 422,
+    code: 'validation_error',
+    paths: ['ids'],
+    says,
+  });
+  const ids = Array.from({ length: 1_001 }, () => newId());
+  assertRefused(await replay(ids.slice(1)), refused(/no received email/));
+  assertRefused(await replay(ids), refused(/1001.*1000/));
+  assertRefused(await replay(Array.from({ length: 129 }, () => ({}))), refused(/129.*128/));
+});
 
 test('brackets and escaped quotes inside strings are no nesting', async () => {
   const text = '[{"'.repeat(10_000) + '\\'.repeat(9) + '"';

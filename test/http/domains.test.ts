@@ -95,6 +95,7 @@ const SUMMARY_KEYS = [
   'click_tracking',
   'tracking_subdomain',
   'tls',
+  'inbound_dmarc',
   'capabilities',
   'created_at',
 ];
@@ -109,6 +110,7 @@ test('POST /domains: 201, the whole domain with its records', async () => {
       click_tracking: false,
       tracking_subdomain: 'links',
       tls: 'enforced',
+      inbound_dmarc: 'tag',
       capabilities: { receiving: 'enabled' },
     },
   });
@@ -128,6 +130,7 @@ test('POST /domains: 201, the whole domain with its records', async () => {
     click_tracking: false,
     tracking_subdomain: 'links',
     tls: 'enforced',
+    inbound_dmarc: 'tag',
     capabilities: { sending: 'enabled', receiving: 'enabled' },
   });
   assert.equal(
@@ -314,12 +317,15 @@ test('PATCH changes what is given', async () => {
   );
   assert.equal(body.capabilities, { sending: 'enabled', receiving: 'enabled' });
   assert.ok(body.records.some(({ name }) => name === `go.${domain.name}`));
-  await patch({ tracking_subdomain: null });
+  assert.is(body['inbound_dmarc'], 'reject');
+  await patch({ tracking_subdomain: null, inbound_dmarc: 'tag' });
   const cleared = await app.call<Domain>('GET', `/domains/${domain.id}`);
   assert.is(cleared.body['tracking_subdomain'], null);
+  assert.is(cleared.body['inbound_dmarc'], 'tag');
   assert.ok(cleared.body.records.some(({ name }) => name === `links.${domain.name}`));
   for (const [wrong, path] of [
     [{ tls: 'none' }, 'tls'],
+    [{ inbound_dmarc: 'quarantine' }, 'inbound_dmarc'],
     [{ tracking_subdomain: 'a.b' }, 'tracking_subdomain'],
     [{ tracking_subdomain: 'send' }, 'tracking_subdomain'],
     [{ open_tracking: null }, 'open_tracking'],

@@ -52,6 +52,10 @@ const NAME_OF: Readonly<Record<string, string>> = {
   message_missing: 'validation_error',
   alias_taken: 'validation_error',
   template_not_published: 'validation_error',
+  receiving_disabled: 'validation_error',
+  forwarding_loop: 'validation_error',
+  route_exists: 'validation_error',
+  rule_exists: 'validation_error',
 };
 /** Stacks, files, SQL, drivers, hosts. */
 const INTERNAL =

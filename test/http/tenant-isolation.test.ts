@@ -6,6 +6,7 @@ import { suite } from 'uvu';
 import * as assert from 'uvu/assert';
 import { newId } from '../../src/store/id.ts';
 import { startApp, until, type Answer, type App } from '../support/app.ts';
+import { receivingDomain } from '../support/receiving-domain.ts';
 import { onDatabase, secondTenant } from '../support/second-tenant.ts';
 import { send as sendMail } from '../support/sink-session.ts';
 
@@ -28,6 +29,8 @@ const BODIES: Readonly<Record<string, unknown>> = {
   'patch /domains/{id}': { open_tracking: true },
   'patch /api-keys/{id}': { name: 'taken over' },
   'patch /topics/{id}': { name: 'taken over' },
+  'patch /receiving/routes/{id}': { local_part: 'taken-over' },
+  'patch /receiving/forwarding-rules/{id}': { status: 'disabled' },
 };
 
 const test = suite<{ app: App; key: string; ids: Record<string, readonly string[]> }>('isolation');
@@ -72,7 +75,20 @@ test.before(async (context) => {
   const claim = await app.call<{ domain_id: string }>('POST', '/domains/claim', {
     body: { name: 'claimed.test' },
   });
+  const routeId = await made('/receiving/routes', {
+    domain_id: await receivingDomain(app, 'routed.test'),
+    type: 'exact',
+    local_part: 'mine',
+  });
   context.ids = {
+    '/receiving/routes': [routeId],
+    '/receiving/replays': [await made('/receiving/replays', { ids: [inbound.id] })],
+    '/receiving/forwarding-rules': [
+      await made('/receiving/forwarding-rules', {
+        route_id: routeId,
+        destinations: ['a@recipient.test'],
+      }),
+    ],
     '/emails/receiving': [inbound.id, inbound.attachments[0]!.id],
     '/emails': [email, parts.body.data[0]!.id],
     '/templates': [await made('/templates', { name: 'Mine', alias: 'mine', html: '<p>x</p>' })],
@@ -122,10 +138,18 @@ test('nothing of the owner has changed', async ({ app, ids }) => {
   const [email = ''] = ids['/emails']!;
   const { body } = await app.call('GET', `/emails/${email}`);
   assert.is(body['last_event'], 'scheduled');
-  for (const start of ['/templates', '/domains', '/suppressions', '/topics', '/logs']) {
+  for (const start of [
+    '/templates',
+    '/domains',
+    '/suppressions',
+    '/topics',
+    '/logs',
+    '/receiving/routes',
+    '/receiving/forwarding-rules',
+  ]) {
     const { status, body: found } = await app.call('GET', `${start}/${ids[start]![0]}`);
     assert.is(status, 200, start);
-    assert.not.match(JSON.stringify(found), /taken over/);
+    assert.not.match(JSON.stringify(found), /taken.over|"status":"disabled"/);
   }
   const revoked = await onDatabase(app, (pool) =>
     pool.query('select 1 from api_key where revoked_at is not null'),
