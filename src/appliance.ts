@@ -17,7 +17,9 @@ import {
   type RunningWorker,
 } from './compose-delivery.ts';
 import { composeDomains } from './compose-domains.ts';
-import { composeMx } from './compose-mx.ts';
+import { composeForwarder } from './compose-forward.ts';
+import { startHomeLoops } from './compose-home.ts';
+import { composeMx, openReceivingPolicy } from './compose-mx.ts';
 import { composeTlsReporter } from './compose-reports.ts';
 import { composeCertificate, composeSubmission } from './compose-submission.ts';
 import { composeStsRefresh } from './compose-tls.ts';
@@ -151,6 +153,8 @@ async function start(d: {
   const policy = openDeliveryPolicy(folders.configFolder, log);
   warnOfUnusedSmarthost(config, { spills: policy.current().spill.smarthost, log });
   closers.add(async () => policy.stop());
+  const receivingPolicy = openReceivingPolicy(folders.configFolder, log);
+  closers.add(async () => receivingPolicy.stop());
 
   signal.throwIfAborted();
   let { databaseUrl } = config;
@@ -228,6 +232,7 @@ async function start(d: {
       recheckDomains: domains.recheck,
       sendTlsReports: () => late.sendTlsReports(),
       refreshStsPolicies: stsRefresh.run,
+      greylistForgetAfterMs: () => receivingPolicy.current().greylisting.forgetAfterMs,
       async collectBlobs() {
         const removed = await collectBlobs(store, openDiskBlobs(folders.blobFolder), new Date());
         if (removed > 0) log.info({ blobs: removed }, 'removed stored bytes that no row names');
@@ -240,11 +245,34 @@ async function start(d: {
   signal.throwIfAborted();
   const certificate = await composeCertificate(config, { dataDir: dataDir.path, log });
   closers.add(async () => certificate.stop());
+  const forwarder = composeForwarder(config, {
+    store,
+    log,
+    blobFolder: folders.blobFolder,
+    policy: receivingPolicy.current,
+    secret,
+    sealingKey,
+    onReady: nudge,
+  });
+  closers.add(async () => forwarder?.stop());
+  const homeLoops = startHomeLoops(config, {
+    store,
+    log,
+    blobFolder: folders.blobFolder,
+    onReady: nudge,
+    onForwards: () => forwarder?.nudge(),
+  });
+  closers.add(async () => homeLoops?.stop());
   // Before the workers and after them: what they send to this machine itself arrives here.
   const mx = await composeMx(config, {
     store,
     log,
+    dataDir: dataDir.path,
     blobFolder: folders.blobFolder,
+    policy: receivingPolicy.current,
+    onForwards: () => forwarder?.nudge(),
+    onReady: nudge,
+    firstTenantId,
     secret,
     bounceRules,
     certificate,
@@ -312,6 +340,7 @@ async function start(d: {
     domains: domains.verbs,
     publicUrl,
     nudge,
+    onReplay: () => homeLoops?.nudgeReplays(),
     onWaiting,
     hasSink,
   });

@@ -6,6 +6,7 @@ import { createResolver } from './dns/resolver.ts';
 import { recheckDomains } from './domains/check.ts';
 import { createDomainVerbs, type DomainVerbs } from './domains/domains.ts';
 import { isReservedName } from './domains/name.ts';
+import { endRules } from './receiving/rule-status.ts';
 import type { Store } from './store/orm.ts';
 
 export interface ComposedDomains {
@@ -35,6 +36,7 @@ export function composeDomains(d: {
       trackingHost: isIP(publicHost) === 0 ? publicHost : config.hostname,
     },
     now: () => new Date(),
+    onReceivingEnd: endRules,
     isAssumed: (tenantId: string | null, name: string) =>
       isDevelopment &&
       (name === HOME_DOMAIN

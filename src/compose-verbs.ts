@@ -15,7 +15,11 @@ import type { Logger } from './log.ts';
 import { createGroupCommit } from './queue/group-commit.ts';
 import { SCHEDULE_LANE } from './queue/schedule.ts';
 import type { Waiting } from './queue/settle.ts';
+import { dryRun } from './receiving/dry-run.ts';
 import { createReceivingVerbs } from './receiving/read-received.ts';
+import { createReplayVerbs } from './receiving/replay.ts';
+import { createRouteVerbs } from './receiving/routes.ts';
+import { createRuleVerbs } from './receiving/rules.ts';
 import { emptySink, listSinkMessages } from './receiving/sink-messages.ts';
 import {
   acceptEmail,
@@ -61,6 +65,8 @@ export interface VerbParts {
   readonly publicUrl: string;
   /** Deliveries became ready. */
   readonly nudge: () => void;
+  /** A replay of received mail was asked for. */
+  readonly onReplay: () => void;
   /** Deliveries now wait for a time. */
   readonly onWaiting: (waiting: readonly Waiting[]) => void;
   readonly domains: DomainVerbs;
@@ -112,6 +118,7 @@ export function composeVerbs(d: VerbParts): Verbs & SubmissionVerb & OwnMailVerb
     },
   };
   const scheduled = { store, blobs, now, onPlanned };
+  const rules = createRuleVerbs({ store, now, hostname: config.hostname });
   const queue = composeQueue({ store, firstTenantId: d.firstTenantId, nudge: d.nudge });
   const releasing = { store, blobs, lifetimeMs: config.messageLifetimeMs, onReady: d.nudge };
   return {
@@ -142,6 +149,12 @@ export function composeVerbs(d: VerbParts): Verbs & SubmissionVerb & OwnMailVerb
       readTrace(store, caller.tenantId, id, { isOperator: queue.isOperator(caller) }),
     queue,
     receiving: createReceivingVerbs({ store, blobs }),
+    receivingRoutes: {
+      ...createRouteVerbs(store, now),
+      test: (tenantId, request) => dryRun({ pool: store.pool, rules }, tenantId, request),
+    },
+    forwardingRules: rules,
+    replays: createReplayVerbs({ store, now, onReplay: d.onReplay }),
     links: createSignedLinks({
       key: deriveKey(d.secret, 'signed links'),
       publicUrl: d.publicUrl,

@@ -90,6 +90,7 @@ const PACKAGE_HOME: Readonly<Record<string, readonly string[]>> = {
   'smtp-server': ['smtp'],
   mailparser: ['mail'],
   libmime: ['mail'],
+  mailauth: ['receiving'],
   express: ['http'],
   helmet: ['http'],
   '@tsoa/runtime': ['http'],
@@ -315,6 +316,47 @@ tidy('only queue/ changes a delivery', () => {
   );
 });
 
+// What hangs on a domain or a route is told in the same transaction by whoever ends it: no trigger sees it.
+tidy('stored domains and routes are changed in one place each', () => {
+  const literals = sources
+    .filter(({ path }) => !path.startsWith('store/migrations/'))
+    .flatMap(({ path, code }) =>
+      [...code.matchAll(/`[^`]*`|'[^'\n]*'/g)].map(([text]) => ({ path, text })),
+    );
+  const find = (statement: RegExp) => literals.filter(({ text }) => statement.test(text));
+  const updates = find(/\bupdate\s+(only\s+)?"?sending_domain\b/i);
+  const inserts = find(/\b(insert|merge)\s+into\s+"?sending_domain\b/i);
+  const deletes = find(/\bdelete\s+from\s+(only\s+)?"?sending_domain\b/i);
+  const routeDeletes = find(/\bdelete\s+from\s+(only\s+)?"?receiving_route\b/i);
+  const mapped = sources.filter(({ code }) =>
+    /\.(native(Update|Delete)|upsert(Many)?|assign|remove)\(\s*(SendingDomain|ReceivingRoute)\b/.test(
+      code,
+    ),
+  );
+  const telling = updates.filter(({ text }) => text.includes('${to.set}'));
+  const bad = [
+    ...updates
+      .filter(({ path }) => path !== 'domains/changes.ts')
+      .map(({ path }) => `src/${path} changes a domain`),
+    ...updates
+      .filter(({ text }) => !text.includes('${to.set}') && /\breceiving/.test(text))
+      .map(({ path }) => `src/${path} changes what a domain receives, and tells nobody`),
+    ...inserts
+      .filter(({ path, text }) => path !== 'domains/create.ts' || /on\s+conflict|merge/i.test(text))
+      .map(({ path }) => `src/${path} writes a domain that may be there`),
+    ...[...deletes.slice(1), ...deletes.filter(({ path }) => path !== 'domains/changes.ts')].map(
+      ({ path }) => `src/${path} deletes a domain`,
+    ),
+    ...[
+      ...routeDeletes.slice(1),
+      ...routeDeletes.filter(({ path }) => path !== 'receiving/routes.ts'),
+    ].map(({ path }) => `src/${path} deletes a route`),
+    ...mapped.map(({ path }) => `src/${path} changes a domain or a route by its entity`),
+  ];
+  assert.equal([telling.length, inserts.length, deletes.length, routeDeletes.length], [1, 1, 1, 1]);
+  expectNone(bad, updates.length);
+});
+
 tidy('no file or folder has a name without meaning', () => {
   const all = [...sources, ...tests];
   const bad = all.filter(({ path }) =>
@@ -377,6 +419,18 @@ tidy('every folder is in docs/architecture.md, every cited RFC in docs/rfcs.md',
     ],
     folders.size,
   );
+});
+
+tidy('no description in docs/openapi.json ends in the middle: JSDoc takes an @ for a tag', () => {
+  const text = readDocument('docs/openapi.json');
+  if (text === null) return;
+  const descriptions: string[] = [];
+  JSON.parse(text, (key, value: unknown) => {
+    if (key === 'description' && typeof value === 'string') descriptions.push(value.trim());
+    return value;
+  });
+  const cut = descriptions.filter((words) => /\b(?:the|a|an|of|before|to)$/.test(words));
+  expectNone(cut, descriptions.length);
 });
 
 function readDocument(path: string): string | null {

@@ -13,6 +13,9 @@ import type { OutcomePolicy } from '../queue/outcome-policy.ts';
 import { forgetOldLanes } from '../queue/lanes.ts';
 import { scheduledTimes, SCHEDULE_LANE, wakeScheduled } from '../queue/schedule.ts';
 import { wake, waitingLanes } from '../queue/wake.ts';
+import { forgetOldDigests } from '../receiving/digest.ts';
+import { forgetGreylisted } from '../receiving/greylist.ts';
+import { forgetOldReplays } from '../receiving/replay.ts';
 import { forgetOldKeys } from '../sending/idempotency.ts';
 import { forgetTlsResults } from '../sending/tls-report.ts';
 import type { Store } from '../store/orm.ts';
@@ -34,6 +37,9 @@ const KEYS_PER_RUN = 10_000;
 const LOGS_PER_RUN = 200_000;
 const SUPPRESSIONS_PER_RUN = 50_000;
 const TLS_RESULTS_PER_RUN = 50_000;
+const REPLAYS_PER_RUN = 1_000;
+const GREYLISTED_PER_RUN = 100_000;
+const DIGESTS_PER_RUN = 1_000_000;
 
 export interface Upkeep {
   /** Sets the alarm for deliveries that now wait. */
@@ -61,6 +67,8 @@ export interface UpkeepOptions {
   readonly sendTlsReports: () => Promise<void>;
   /** Fetches the MTA-STS policies that are due for it. */
   readonly refreshStsPolicies: () => Promise<void>;
+  /** How long a client that came again stays known. */
+  readonly greylistForgetAfterMs: () => number;
   /** Between two sweeps; 30 s unless a test is in a hurry. */
   readonly sweepMs?: number;
   /** After how much silence a worker is suspected; 60 s unless a test is in a hurry. */
@@ -106,6 +114,11 @@ export async function startUpkeep(options: UpkeepOptions): Promise<Upkeep> {
         run: async () => void (await forgetOldKeys(store.pool, KEYS_PER_RUN)),
       },
       {
+        name: 'forget-received-digests',
+        everyMs: 600_000,
+        run: async () => void (await forgetOldDigests(store.pool, DIGESTS_PER_RUN)),
+      },
+      {
         name: 'forget-old-lanes',
         everyMs: 3_600_000,
         run: async () => void (await forgetOldLanes(store.pool)),
@@ -128,11 +141,25 @@ export async function startUpkeep(options: UpkeepOptions): Promise<Upkeep> {
         everyMs: 600_000,
         run: async () => void (await expireUntried(store)),
       },
+      {
+        name: 'forget-replays',
+        everyMs: 3_600_000,
+        run: () => forgetOldReplays(store, REPLAYS_PER_RUN),
+      },
       { name: 'prune-sink', everyMs: 300_000, run: options.pruneSink },
       { name: 'recheck-domains', everyMs: 60_000, run: options.recheckDomains },
       { name: 'collect-blobs', everyMs: 86_400_000, run: options.collectBlobs },
       { name: 'send-tls-reports', everyMs: 300_000, run: options.sendTlsReports },
       { name: 'refresh-sts-policies', everyMs: 600_000, run: options.refreshStsPolicies },
+      {
+        name: 'forget-greylisted',
+        everyMs: 600_000,
+        async run() {
+          const forgetAfterMs = options.greylistForgetAfterMs();
+          const about = { now: new Date(), forgetAfterMs, max: GREYLISTED_PER_RUN };
+          await forgetGreylisted(store.pool, about);
+        },
+      },
       {
         name: 'forget-tls-results',
         everyMs: 600_000,

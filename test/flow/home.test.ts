@@ -12,9 +12,9 @@ import { createMxFinder } from '../../src/dns/mx.ts';
 import { createResolver } from '../../src/dns/resolver.ts';
 import { startApp, until, type App } from '../support/app.ts';
 import { startDns, type DnsServer } from '../support/dns.ts';
-import { zonesOf } from '../support/domains.ts';
 import { handIn } from '../support/hand-in.ts';
 import { freePort } from '../support/program.ts';
+import { publishedDomain } from '../support/receiving-domain.ts';
 import { deliveryReport } from '../support/returned.ts';
 import { secondTenant } from '../support/second-tenant.ts';
 
@@ -74,21 +74,8 @@ test.after(async () => {
   await dns.stop();
 });
 
-/** A domain of the tenant that receives, published and verified as its owner would do it. */
-async function receiveAt(on: App, name: string, key: string): Promise<void> {
-  const { body } = await on.call<{ id: string; records: Parameters<typeof zonesOf>[0]['records'] }>(
-    'POST',
-    '/domains',
-    { key, body: { name, capabilities: { receiving: 'enabled' } } },
-  );
-  Object.assign(dns.zones, zonesOf(body));
-  await on.call('POST', `/domains/${body.id}/verify`, { key });
-  const path = `/domains/${body.id}`;
-  await until(
-    () => on.call(`GET`, path, { key }),
-    (answer) => answer.body['status'] === 'verified',
-  );
-}
+const receiveAt = (on: App, name: string, key: string): Promise<string> =>
+  publishedDomain(on, dns, { name, key });
 
 const timelineOf = async (id: string, on = app): Promise<Timeline> =>
   (await on.call<Timeline>('GET', `/emails/${id}/timeline`)).body;

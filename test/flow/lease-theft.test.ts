@@ -65,6 +65,7 @@ test('its results are fenced; at most one more copy, and that one is flagged', a
     recheckDomains: () => Promise.resolve(),
     sendTlsReports: () => Promise.resolve(),
     refreshStsPolicies: () => Promise.resolve(),
+    greylistForgetAfterMs: () => 86_400_000,
     collectBlobs: () => Promise.resolve(),
     sweepMs: 200,
     silenceMs: 1_000,

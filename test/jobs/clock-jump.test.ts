@@ -52,6 +52,7 @@ const start = (q: Bench, folder: string, watchMs: number): Promise<Upkeep> =>
     recheckDomains: () => Promise.resolve(),
     sendTlsReports: () => Promise.resolve(),
     refreshStsPolicies: () => Promise.resolve(),
+    greylistForgetAfterMs: () => 86_400_000,
     collectBlobs: () => Promise.resolve(),
     sweepMs: 200,
     watchMs,

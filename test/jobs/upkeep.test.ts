@@ -57,6 +57,7 @@ for (const backend of ['Postgres', 'MongoDB'] as const) {
       recheckDomains: () => Promise.resolve(),
       sendTlsReports: () => Promise.resolve(),
       refreshStsPolicies: () => Promise.resolve(),
+      greylistForgetAfterMs: () => 86_400_000,
       collectBlobs: () => Promise.resolve(),
       sweepMs: about.sweepMs,
       watchMs: 500,

@@ -65,6 +65,17 @@ export const header = (raw: Buffer, name: string): string =>
   findHeaders(splitHeader(raw).fields, name)[0] ?? '';
 export const bodyOf = (raw: Buffer): string => raw.toString('latin1', splitHeader(raw).bodyStart);
 
+/** Fields that what we compose has one of. */
+export const ONCE = [
+  'From',
+  'To',
+  'Subject',
+  'Date',
+  'Message-ID',
+  'MIME-Version',
+  'Content-Type',
+] as const;
+
 /** What dkim, the SMTP client and every relay on the way are promised. */
 export function assertWellFormed(raw: Buffer): void {
   const { bodyStart, fields } = splitHeader(raw);
@@ -80,15 +91,7 @@ export function assertWellFormed(raw: Buffer): void {
   }
   assert.match(text.slice(bodyStart), /\S/, 'a body that is not blank');
   assert.not.match(text.slice(bodyStart), /(?:\r\n){103}/, 'no long run of blank lines');
-  for (const name of [
-    'From',
-    'To',
-    'Subject',
-    'Date',
-    'Message-ID',
-    'MIME-Version',
-    'Content-Type',
-  ]) {
+  for (const name of ONCE) {
     const count = findHeaders(fields, name).length;
     assert.ok(count === 1 || (name === 'Subject' && count === 0), `${count} of ${name}`);
   }

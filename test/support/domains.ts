@@ -9,6 +9,7 @@ import {
 import type { Caller } from '../../src/access/keys.ts';
 import { createResolver } from '../../src/dns/resolver.ts';
 import { createDomainLookup, type DomainLookup } from '../../src/domains/lookup.ts';
+import { endRules } from '../../src/receiving/rule-status.ts';
 import { newId } from '../../src/store/id.ts';
 import type { Store } from '../../src/store/orm.ts';
 import { startDns, type DnsServer, type DnsZones } from './dns.ts';
@@ -55,6 +56,7 @@ export async function openDomains(): Promise<Domains> {
     sealingKey,
     place: { hostname: HOSTNAME, trackingHost: TRACKING_HOST },
     now: () => clock.now,
+    onReceivingEnd: endRules,
     isAssumed: (_tenantId: string | null, name: string) => assumed.has(name),
   };
   const callerOf = (tenant: string): Caller => {

@@ -8,7 +8,12 @@ const REPLY_MAX_MS = 60_000;
 /** The code of the reply that decided: 250 when the message was taken; 0 when the connection ended or nothing was said. */
 export async function handIn(
   port: number,
-  about: { readonly recipient: string; readonly message: string },
+  about: {
+    readonly recipient: string;
+    readonly message: string;
+    /** Empty for the null sender. */
+    readonly mailFrom?: string;
+  },
 ): Promise<{ readonly code: number; readonly reply: string }> {
   const socket = connect({ port, host: '127.0.0.1' });
   socket.on('error', () => undefined); // the lines end
@@ -28,7 +33,7 @@ export async function handIn(
     };
     const commands = [
       'EHLO torture.test',
-      'MAIL FROM:<someone@else.test>',
+      `MAIL FROM:<${about.mailFrom ?? 'someone@else.test'}>`,
       `RCPT TO:<${about.recipient}>`,
       'DATA',
       `${about.message.replace(/\r?\n/g, '\r\n')}\r\n.`,
