@@ -15,6 +15,7 @@
 //   backlog           the rate beside --rows queued rows that are not to be sent now
 //   noisy             how long other tenants' mail takes while one tenant has --rows emails to be sent
 //   dead              the rate of 990 destinations beside ten that refuse or never answer
+//   inbound           mail that comes in, checked, routed and stored, beside Postfix taking it into its queue
 //
 //   --rows N          (default 1,000,000)
 //
@@ -28,6 +29,7 @@ import { benchAttachment } from './attachment.ts';
 import { benchBacklog } from './backlog.ts';
 import { BenchFailed, createCleanup } from './children.ts';
 import { benchDead } from './dead.ts';
+import { benchInbound } from './inbound.ts';
 import type { Load } from './load.ts';
 import { benchNoisyTenant } from './noisy-tenant.ts';
 import { describePostfix, PROGRAMS, whyNoPostfix } from './postfix.ts';
@@ -46,7 +48,7 @@ const MAX = { emails: 1_000_000, rounds: 20, connections: 200, workers: 16, rows
 const TMPFS = 0x01021994;
 const EXIT = { SIGINT: 130, SIGTERM: 143, SIGHUP: 129 } as const;
 
-const CASES = ['speed', 'attachment', 'backlog', 'noisy', 'dead'];
+const CASES = ['speed', 'attachment', 'backlog', 'noisy', 'dead', 'inbound'];
 
 interface Options {
   readonly what: string;
@@ -193,6 +195,7 @@ try {
   else if (options.what === 'backlog') console.log(await benchBacklog(many));
   else if (options.what === 'noisy') console.log(await benchNoisyTenant(many));
   else if (options.what === 'dead') console.log(await benchDead(many));
+  else if (options.what === 'inbound') console.log(await benchInbound(many));
   else await bench(options, plan);
 } catch (error) {
   // What fails after a signal fails because of it.

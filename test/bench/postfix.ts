@@ -40,7 +40,7 @@ export interface Postfix {
     readonly count: number;
     readonly connections: number;
     readonly maxMs: number;
-  }): Promise<{ readonly startedAt: number; readonly seconds: number; readonly cpuS: number }>;
+  }): Promise<SourceRun>;
   tail(): string;
   stop(): Promise<void>;
 }
@@ -63,17 +63,19 @@ export async function describePostfix(): Promise<string> {
 export async function startPostfix(options: {
   readonly folder: string;
   readonly sinkPort: number;
+  /** Takes mail into its queue and does nothing more: no milter, no delivery. */
+  readonly isQueueOnly?: boolean;
   readonly cleanup: Cleanup;
 }): Promise<Postfix> {
-  const { folder, cleanup } = options;
+  const { folder, cleanup, isQueueOnly = false } = options;
   mkdirSync(folder);
   chmodSync(folder, 0o755);
-  const milter = await startMilter(folder, cleanup);
+  const milter = isQueueOnly ? null : await startMilter(folder, cleanup);
   const smtpPort = await findFreePort();
   const mailLog = join(folder, 'mail.log');
   const daemons = await runProgram(PROGRAMS.postconf, ['-d', '-h', 'daemon_directory']);
   const config = join(folder, 'config');
-  await configure({ ...options, config, smtpPort, mailLog, milterSocket: milter.socket });
+  await configure({ ...options, config, smtpPort, mailLog, milterSocket: milter?.socket ?? null });
   // Makes the folders of the queue.
   await runProgram(PROGRAMS.postfix, ['-c', config, 'check']);
   const master = await startProgram({
@@ -87,45 +89,63 @@ export async function startPostfix(options: {
     master.tail() + (existsSync(mailLog) ? readFileSync(mailLog, 'utf8').slice(-2_000) : '');
   return {
     smtpPort,
-    publicKey: milter.publicKey,
+    publicKey: milter?.publicKey ?? '',
     tail,
     cpu: () =>
       new Map([
         ['postfix', cpuOf(readTree(master.pid))],
-        ['opendkim', cpuOf(readTree(milter.pid))],
+        ...(milter === null ? [] : [['opendkim', cpuOf(readTree(milter.pid))] as const]),
       ]),
     async stop() {
       await master.stop();
-      await milter.stop();
+      await milter?.stop();
     },
-    async send({ count, connections, maxMs }) {
-      const cpuBefore = reapedCpuS();
-      const startedAt = performance.now();
-      const source = spawn(
-        PROGRAMS.source,
-        [...sourceOptions(count, connections), `127.0.0.1:${smtpPort}`],
-        { stdio: ['ignore', 'ignore', 'inherit'] },
-      );
-      const stopper = cleanup.add(() => endChild(source));
-      const timer = setTimeout(() => source.kill('SIGKILL'), maxMs);
-      const [code] = (await once(source, 'exit')) as [number | null];
-      clearTimeout(timer);
-      await stopper.stop();
-      if (code !== 0) throw new BenchFailed(`smtp-source ended with ${code}:\n${tail()}`);
-      const seconds = (performance.now() - startedAt) / 1000;
-      return { startedAt, seconds, cpuS: reapedCpuS() - cpuBefore };
-    },
+    send: (load) => runSource({ ...load, port: smtpPort, cleanup, tail }),
   };
 }
 
+export interface SourceRun {
+  readonly startedAt: number;
+  readonly seconds: number;
+  /** Of smtp-source. */
+  readonly cpuS: number;
+}
+
+/** Hands messages to any SMTP server with Postfix's own load generator; resolves when the last was accepted. */
+export async function runSource(of: {
+  readonly port: number;
+  readonly count: number;
+  readonly connections: number;
+  readonly maxMs: number;
+  readonly author?: string;
+  readonly recipient?: string;
+  readonly cleanup: Cleanup;
+  /** What the server said last, for who has to find out why it failed. */
+  readonly tail: () => string;
+}): Promise<SourceRun> {
+  const cpuBefore = reapedCpuS();
+  const startedAt = performance.now();
+  const source = spawn(PROGRAMS.source, [...sourceOptions(of), `127.0.0.1:${of.port}`], {
+    stdio: ['ignore', 'ignore', 'inherit'],
+  });
+  const stopper = of.cleanup.add(() => endChild(source));
+  const timer = setTimeout(() => source.kill('SIGKILL'), of.maxMs);
+  const [code] = (await once(source, 'exit')) as [number | null];
+  clearTimeout(timer);
+  await stopper.stop();
+  if (code !== 0) throw new BenchFailed(`smtp-source ended with ${code}:\n${of.tail()}`);
+  const seconds = (performance.now() - startedAt) / 1000;
+  return { startedAt, seconds, cpuS: reapedCpuS() - cpuBefore };
+}
+
 /** `-d`: connections are kept for the next message. */
-const sourceOptions = (count: number, connections: number): readonly string[] =>
+const sourceOptions = (of: Parameters<typeof runSource>[0]): readonly string[] =>
   Object.entries({
-    '-s': Math.min(connections, count),
-    '-m': count,
+    '-s': Math.min(of.connections, of.count),
+    '-m': of.count,
     '-l': TEXT_BYTES,
-    '-f': AUTHOR,
-    '-t': RECIPIENT,
+    '-f': of.author ?? AUTHOR,
+    '-t': of.recipient ?? RECIPIENT,
   }).reduce((all, [name, value]) => [...all, name, String(value)], ['-d']);
 
 async function startMilter(
@@ -183,7 +203,8 @@ async function configure(at: {
   readonly smtpPort: number;
   readonly sinkPort: number;
   readonly mailLog: string;
-  readonly milterSocket: string;
+  /** Null: what comes is held in the queue. */
+  readonly milterSocket: string | null;
 }): Promise<void> {
   const data = join(at.folder, 'data');
   mkdirSync(at.config);
@@ -210,9 +231,13 @@ async function configure(at: {
     // Nothing asks DNS.
     smtp_dns_support_level: 'disabled',
     smtpd_peername_lookup: 'no',
-    smtpd_milters: `unix:${at.milterSocket}`,
-    // An unsigned message would be cheaper: it is not taken.
-    milter_default_action: 'tempfail',
+    ...(at.milterSocket === null
+      ? { smtpd_data_restrictions: 'check_sender_access static:HOLD' }
+      : {
+          smtpd_milters: `unix:${at.milterSocket}`,
+          // An unsigned message would be cheaper: it is not taken.
+          milter_default_action: 'tempfail',
+        }),
     smtp_tls_security_level: 'none',
     smtpd_tls_security_level: 'none',
     // As fast as two cores let it: no brake between queue and input, no counting of clients, connections

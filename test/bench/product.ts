@@ -49,7 +49,7 @@ export async function startProduct(options: {
 }): Promise<Product> {
   if (!existsSync(PROGRAM)) throw new BenchFailed('dist/main.js is not there: npm run build');
   const { folder, cleanup, profileFolder } = options;
-  mkdirSync(folder);
+  mkdirSync(folder, { recursive: true });
   const httpPort = await findFreePort();
   const running = await startProgram({
     command: process.execPath,

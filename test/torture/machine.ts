@@ -256,7 +256,7 @@ function socketsOf(pid: number): number {
   }
 }
 
-function rssMbOf(pid: number): number {
+export function rssMbOf(pid: number): number {
   try {
     const kib = /^VmRSS:\s+(\d+) kB$/m.exec(readFileSync(`/proc/${pid}/status`, 'latin1'))?.[1];
     return (Number(kib ?? 0) * 1_024) / 1e6;

@@ -61,6 +61,18 @@ export const TESTS: readonly {
     files: ['test/flow/poison.test.ts', 'test/queue/suspect.test.ts'],
   },
   { number: 17, title: 'SIGTERM with work in flight', files: ['test/flow/stop.test.ts'] },
+  { number: 19, title: 'idle, greedy and slow clients', files: ['test/smtp/mx-door.test.ts'] },
+  {
+    number: 21,
+    title: 'messages that do not end, or end twice',
+    files: ['test/smtp/mx-data.test.ts', 'test/smtp/mx-smuggling.test.ts'],
+  },
+  { number: 22, title: 'guesses and many recipients', files: ['test/smtp/mx-envelope.test.ts'] },
+  {
+    number: 18,
+    title: 'kill -9 while mail comes in, a few rounds',
+    files: ['test/flow/kill-inbound.test.ts'],
+  },
 ];
 
 export function renderReport(
