@@ -1,5 +1,7 @@
 // Mail to the rewritten sender of what we forwarded, on a real Postgres: what it settles, that it goes on to the author once,
 // and what is refused.
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import { suite } from 'uvu';
 import * as assert from 'uvu/assert';
 import { composeDsn } from '../../src/mail/dsn-compose.ts';
@@ -335,7 +337,7 @@ test('where nothing says whose it is, it is the operator’s; a host says it', a
 
 test('a large report lies in the blob store, and is gone again when it is refused', async (context) => {
   const { mkdtemp, readdir, rm } = await import('node:fs/promises');
-  const folder = await mkdtemp('/tmp/mailstead-home-');
+  const folder = await mkdtemp(join(tmpdir(), 'mailstead-home-'));
   const d = { ...context.d, blobs: openDiskBlobs(folder) };
   const { emailId, token } = await forward(context, [
     { recipient: 'far@dest.test', state: 'in_flight' },

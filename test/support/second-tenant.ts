@@ -7,6 +7,8 @@ import type { App } from './app.ts';
 /** Runs `work` on a connection of its own to the appliance's database. */
 export async function onDatabase<T>(app: App, work: (pool: Pool) => Promise<T>): Promise<T> {
   const pool = new Pool({ connectionString: app.databaseUrl, max: 1 });
+  // A connection that is closing may still hear that its database goes.
+  pool.on('error', () => undefined);
   try {
     return await work(pool);
   } finally {
