@@ -398,7 +398,22 @@ function presentAuthentication(
   };
 }
 
-const presentAttempt = (attempt: ForwardingRecord): ReceivedForwardingAttempt => ({
+/** Also of a rule's latest one. */
+export const presentAttempt = (
+  attempt: Pick<
+    ForwardingRecord,
+    | 'id'
+    | 'ruleId'
+    | 'recipient'
+    | 'destinations'
+    | 'status'
+    | 'reason'
+    | 'explanation'
+    | 'method'
+    | 'emailId'
+    | 'createdAt'
+  >,
+): ReceivedForwardingAttempt => ({
   id: attempt.id,
   rule_id: attempt.ruleId,
   recipient: attempt.recipient,

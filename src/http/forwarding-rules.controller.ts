@@ -26,7 +26,7 @@ import type {
   UpdateRuleRequest,
 } from '../receiving/rules.ts';
 import { callerOf } from './authenticate.ts';
-import type { ReceivedForwardingAttempt } from './email-receiving.controller.ts';
+import { presentAttempt, type ReceivedForwardingAttempt } from './email-receiving.controller.ts';
 import type { ErrorEnvelope } from './envelope.ts';
 import type { Verbs } from './verbs.ts';
 
@@ -219,21 +219,12 @@ const present = (rule: RuleRecord): ForwardingRule => ({
   destinations: [...rule.destinations],
   status: rule.status,
   invalid_reason: rule.invalidReason,
-  last_attempt: rule.lastAttempt === null ? null : presentAttempt(rule.lastAttempt),
+  last_attempt: rule.lastAttempt === null ? null : presentLast(rule.lastAttempt),
   created_at: rule.createdAt,
   updated_at: rule.updatedAt,
 });
 
-const presentAttempt = (attempt: AttemptRecord): LastForwardingAttempt => ({
-  id: attempt.id,
-  rule_id: attempt.ruleId,
-  recipient: attempt.recipient,
-  destinations: [...attempt.destinations],
-  status: attempt.status,
-  reason: attempt.reason,
-  explanation: attempt.explanation,
-  method: attempt.method,
+const presentLast = (attempt: AttemptRecord): LastForwardingAttempt => ({
+  ...presentAttempt(attempt),
   received_email_id: attempt.receivedEmailId,
-  email_id: attempt.emailId,
-  created_at: attempt.createdAt,
 });

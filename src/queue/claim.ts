@@ -2,6 +2,7 @@
 // others' locks, at a cost that does not follow the length of the queue. In the same statement the attempt is
 // stored and the email becomes `sent`, so whatever happens after the claim, the database already knows that an
 // attempt began and by whom.
+import { LOWEST_ID } from '../store/id.ts';
 import type { Store } from '../store/orm.ts';
 import { CLAIM } from './claim-statement.ts';
 import { flagSecondCopies, withholdSuppressed } from './withhold.ts';
@@ -114,7 +115,6 @@ const CURSORS_MAX = 1_000;
 const LOOKS_MAX = 4;
 /** Mail of the tenants that have the most fills what others left, where they left more than this share. */
 const REST_MIN = 0.5;
-const BEFORE_ALL = '00000000-0000-0000-0000-000000000000';
 
 /**
  * Claims at most `max` due deliveries for the worker run `epoch`: every tenant gets the same share, and what some do
@@ -174,7 +174,7 @@ async function lookFor(
       options.roomOfOthers,
       options.exceptTenants,
       only,
-      cursors.tenant ?? BEFORE_ALL,
+      cursors.tenant ?? LOWEST_ID,
       JSON.stringify(cursors.lanes ?? {}),
       options.roomOfOthers > 0 ? null : inAnyOrder(rooms),
     ],

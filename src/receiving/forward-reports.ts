@@ -16,7 +16,8 @@ import { tellFacts } from '../queue/facts.ts';
 import { describeNullSender } from '../sending/dsn.ts';
 import { findSuppressed, type NewEmailDependencies } from '../sending/new-email.ts';
 import { UNKNOWNS_MAX } from '../store/delivery.ts';
-import { newId } from '../store/id.ts';
+import { LOWEST_ID, newId } from '../store/id.ts';
+import { fromJson } from '../store/json.ts';
 import type { Authentication } from '../store/received-email.ts';
 import { isSenderPlausible } from './forward-decision.ts';
 import { readHead, type StoredOriginal } from './forward-message.ts';
@@ -45,8 +46,8 @@ const LATE_MAX_MS = 86_400_000;
 /** After this nobody wants to know any more: lifetimes are days. */
 const OPEN_MAX_MS = 30 * 86_400_000;
 const START: ReportsPlace = {
-  tenantId: '00000000-0000-0000-0000-000000000000',
-  id: '00000000-0000-0000-0000-000000000000',
+  tenantId: LOWEST_ID,
+  id: LOWEST_ID,
 };
 
 const IS_FAILED = `d.state in ('bounced', 'failed')`;
@@ -264,10 +265,6 @@ async function readForward(pool: Pool, { tenantId, id }: ReportsPlace): Promise<
     domain: domainId === null || domain === null ? null : { id: domainId, name: domain },
   };
 }
-
-/** The pool gives jsonb as text or parsed, as whoever set its types wanted. */
-const fromJson = <T>(value: T | string): T =>
-  typeof value === 'string' ? (JSON.parse(value) as T) : value;
 
 /** Takes the mark, and with it what failed so far; empty when somebody else has it. */
 async function takeFailures(

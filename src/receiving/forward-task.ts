@@ -10,6 +10,7 @@ import { enqueue, type NewEmail } from '../queue/enqueue.ts';
 import { describeForward, UnfitForward, type ForwardingDependencies } from '../sending/forward.ts';
 import type { BlobStore } from '../store/blob.ts';
 import { newId } from '../store/id.ts';
+import { fromJson } from '../store/json.ts';
 import type { Store } from '../store/orm.ts';
 import type { Authentication } from '../store/received-email.ts';
 import type { AttemptStatus, ForwardReason, RuleStatus } from '../store/receiving-route.ts';
@@ -178,10 +179,6 @@ async function readTask({ pool }: Pick<Store, 'pool'>, task: ForwardTask): Promi
           },
   };
 }
-
-/** The pool gives jsonb as text or parsed, as whoever set its types wanted. */
-const fromJson = <T>(value: T | string): T =>
-  typeof value === 'string' ? (JSON.parse(value) as T) : value;
 
 async function attemptOf(
   d: ForwardDependencies,

@@ -4,6 +4,7 @@
 // tenant's tasks those of replays come last.
 import type { Logger } from '../log.ts';
 import type { NewEmail } from '../queue/enqueue.ts';
+import { LOWEST_ID } from '../store/id.ts';
 import { isDatabaseUnavailable } from '../store/unavailable.ts';
 import {
   failForward,
@@ -47,7 +48,7 @@ export function startForwarder(d: ForwarderDependencies): Forwarder {
   let running: Promise<void> | null = null;
   let timer: NodeJS.Timeout | undefined;
   /** The next look begins behind this tenant. */
-  let behind = BEFORE_ALL;
+  let behind = LOWEST_ID;
 
   const later = (ms: number): void => {
     clearTimeout(timer);
@@ -73,9 +74,9 @@ export function startForwarder(d: ForwarderDependencies): Forwarder {
   /** Empty: nothing was due with any tenant. */
   const takeNext = async (leaseMs: number): Promise<readonly ForwardTask[]> => {
     for (let isRound = false; ;) {
-      const isFromStart = behind === BEFORE_ALL;
+      const isFromStart = behind === LOWEST_ID;
       const { tasks, last } = await take(d, { leaseMs, behind });
-      behind = last ?? BEFORE_ALL;
+      behind = last ?? LOWEST_ID;
       isRound ||= isFromStart;
       if (tasks.length > 0 || isStopped || (isRound && last === null)) return tasks;
     }
@@ -158,8 +159,6 @@ interface TaskRow {
   replay_id: string | null;
   tries: number;
 }
-
-const BEFORE_ALL = '00000000-0000-0000-0000-000000000000';
 
 /**
  * Tasks that are due, past those that others are taking: of each of the next tenants the first, then of each the second.

@@ -5,6 +5,7 @@ import type { Logger } from '../log.ts';
 import { readHeaderOnly } from '../mail/parse.ts';
 import type { Parser } from '../mail/parse-aside.ts';
 import type { BlobStore } from '../store/blob.ts';
+import { LOWEST_ID } from '../store/id.ts';
 import type { Store } from '../store/orm.ts';
 import { isDatabaseUnavailable } from '../store/unavailable.ts';
 import { readReceivedRaw } from './read-received.ts';
@@ -20,8 +21,8 @@ export interface LateReader {
 /** After the database was away. */
 const RETRY_MS = 10_000;
 const START: Place = {
-  tenantId: '00000000-0000-0000-0000-000000000000',
-  id: '00000000-0000-0000-0000-000000000000',
+  tenantId: LOWEST_ID,
+  id: LOWEST_ID,
 };
 
 /** Begins with what earlier processes left. */

@@ -2,7 +2,9 @@
 // is one transaction that moves on behind the messages whose tasks it wrote, so after a crash none is missing and none
 // comes twice. Which rule a message is for says the route that took it, as its rule is now.
 import type { PoolClient } from 'pg';
-import { newId } from '../store/id.ts';
+import { firstIdAt } from '../access/request-log.ts';
+import { LOWEST_ID, newId } from '../store/id.ts';
+import { fromJson } from '../store/json.ts';
 import type { Store } from '../store/orm.ts';
 import type { RouteDecision } from '../store/received-email.ts';
 import { isDatabaseUnavailable } from '../store/unavailable.ts';
@@ -17,7 +19,6 @@ const RUNNING_MAX = 200;
 const BEHIND_MAX_MS = 5_000;
 /** An id is made when the message is stored, which is after it arrived. */
 const ID_SLACK_MS = 3_600_000;
-const START = '00000000-0000-0000-0000-000000000000';
 
 interface ReplayRow {
   readonly tenant_id: string;
@@ -126,7 +127,10 @@ interface Message {
 }
 
 async function readNext(client: PoolClient, replay: ReplayRow): Promise<readonly Message[]> {
-  const { rows } = await client.query<{ id: string; route_decisions: unknown }>(
+  const { rows } = await client.query<{
+    id: string;
+    route_decisions: readonly RouteDecision[] | string;
+  }>(
     replay.is_by_id
       ? {
           name: 'replay-by-id',
@@ -135,7 +139,7 @@ async function readNext(client: PoolClient, replay: ReplayRow): Promise<readonly
             join received_email e on e.tenant_id = r.tenant_id and e.id = i.id::uuid
             where r.tenant_id = $1 and r.id = $2 and e.id > $3
             order by e.id limit ${LOOK_MAX}`,
-          values: [replay.tenant_id, replay.id, replay.cursor_id ?? START],
+          values: [replay.tenant_id, replay.id, replay.cursor_id ?? LOWEST_ID],
         }
       : {
           name: 'replay-by-time',
@@ -147,24 +151,12 @@ async function readNext(client: PoolClient, replay: ReplayRow): Promise<readonly
           values: [
             replay.tenant_id,
             replay.id,
-            replay.cursor_id ?? idAt(Number(replay.starts_ms) - ID_SLACK_MS),
-            idAt(Number(replay.ends_ms) + ID_SLACK_MS),
+            replay.cursor_id ?? firstIdAt(Number(replay.starts_ms) - ID_SLACK_MS),
+            firstIdAt(Number(replay.ends_ms) + ID_SLACK_MS),
           ],
         },
   );
-  return rows.map(({ id, route_decisions: decisions }) => ({
-    id,
-    // The pool gives jsonb as text or parsed, as whoever set its types wanted.
-    decisions: (typeof decisions === 'string'
-      ? JSON.parse(decisions)
-      : decisions) as readonly RouteDecision[],
-  }));
-}
-
-/** Below every id of that millisecond. */
-function idAt(ms: number): string {
-  const time = Math.max(0, ms).toString(16).padStart(12, '0');
-  return `${time.slice(0, 8)}-${time.slice(8)}-0000-0000-000000000000`;
+  return rows.map(({ id, route_decisions: decisions }) => ({ id, decisions: fromJson(decisions) }));
 }
 
 interface Rules {

@@ -1,6 +1,7 @@
 // Idempotency keys: the same key and request give the same answer for 24 hours and nothing is sent
 // twice. The key's row is written in the transaction that stores the email. A duplicate that arrives
 // while the first is still being stored waits on that row's lock, then replays.
+import { fromJson } from '../store/json.ts';
 import { createHash } from 'node:crypto';
 import type { Pool, PoolClient } from 'pg';
 import { Refusal } from '../access/refusal.ts';
@@ -122,11 +123,8 @@ function answerOf(stored: KeyRow, request: IdempotentRequest): StoredAnswer {
       'This idempotency key was used for a different request within the last 24 hours; use a new key.',
     );
   }
-  return { status: stored.status, body: parsed(stored.response) };
+  return { status: stored.status, body: fromJson(stored.response) };
 }
-
-/** json comes parsed or as text, depending on who configured the pool. */
-const parsed = (value: unknown): unknown => (typeof value === 'string' ? JSON.parse(value) : value);
 
 /** Forgets keys whose window has passed; at most `max` a call. How many. */
 export async function forgetOldKeys(
