@@ -2,7 +2,7 @@
  * From the parts of an email to the bytes of its message (RFC 5322, MIME RFC 2045–2047).
  *
  * In: mailboxes, subject, bodies, fields and attachments that the edge has checked. Out: bytes that every later step
- * can rely on: CRLF, 7-bit except for UTF-8 addresses (RFC 6532), body lines of at most 76, no white space at line
+ * can rely on: CRLF, 7-bit except for UTF-8 addresses (RFC 6532), body lines of at most 78, no white space at line
  * ends, no long run of blank lines, and a body with at least one line that is not blank (the DKIM canonicaliser in
  * use is wrong or slow on the rest). The same parts always give the same bytes. It refuses (throws) what the edge
  * should have refused: a header that could break out of its line.

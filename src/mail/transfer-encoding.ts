@@ -1,8 +1,8 @@
 /**
  * Body text and files as lines that survive the way: 7bit, quoted-printable or base64 (RFC 2045 §6, RFC 2049 §3).
  *
- * In: text with CRLF line ends, or bytes. Out: what one text needs, and the encoded lines of at most 76. Pure, and the
- * hot path of composing: every octet is looked at once or twice.
+ * In: text with CRLF line ends, or bytes. Out: what one text needs, and the encoded lines of at most 76 (7bit: 78).
+ * Pure, and the hot path of composing: every octet is looked at once or twice.
  */
 import assert from 'node:assert/strict';
 import { Buffer } from 'node:buffer';
@@ -10,6 +10,8 @@ import { lineCharsMax } from './header.ts';
 
 /** Text longer than this in one body part goes to base64 rather than over quoted-printable's blank lines. */
 export const blankLinesMax = 100;
+/** RFC 5322 §2.1.1: what a line of text should not exceed. Encoded ones are shorter (RFC 2045 §6.7, §6.8). */
+const plainLineCharsMax = 78;
 /** Octets that base64 puts into one line of 76. */
 const base64LineOctets = 57;
 
@@ -41,7 +43,7 @@ export function surveyText(text: string): Survey {
       blankRun = 0;
       isVisible = true;
       octets += end - start;
-      if (end - start > lineCharsMax) isPlain = false;
+      if (end - start > plainLineCharsMax) isPlain = false;
       for (let i = start; i < end; i += 1) {
         const code = text.charCodeAt(i);
         if (code >= 0x20 ? code > 0x7e : code !== 0x09) {

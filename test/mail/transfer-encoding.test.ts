@@ -93,8 +93,8 @@ test('quoted-printable for letters, base64 for scripts and blank lines, 7-bit wh
   const encoding = (text: string): string =>
     header(composed({ text }), 'Content-Transfer-Encoding');
   assert.is(encoding('plain\n'), '7bit');
-  assert.is(encoding('x'.repeat(76)), '7bit');
-  assert.is(encoding('x'.repeat(77)), 'quoted-printable');
+  assert.is(encoding('x'.repeat(78)), '7bit');
+  assert.is(encoding('x'.repeat(79)), 'quoted-printable');
   assert.is(encoding('Größe und Gewicht der Sendung\n'), 'quoted-printable');
   assert.is(encoding('.dot'), 'quoted-printable');
   assert.is(encoding('From me'), 'quoted-printable');

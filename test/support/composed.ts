@@ -85,8 +85,10 @@ export function assertWellFormed(raw: Buffer): void {
   assert.ok(text.endsWith('\r\n'), 'ends its last line');
   assert.not.match(text, /[ \t]\r\n/, 'no white space at a line end');
   for (const line of text.slice(0, bodyStart).split('\r\n')) assert.ok(line.length <= 998);
+  // RFC 5322 §2.1.1 for text as it is, RFC 2045 §6.7 and §6.8 for what is encoded.
+  const lineMax = /^Content-Transfer-Encoding: 7bit\r$/m.test(text) ? 78 : 76;
   for (const line of text.slice(bodyStart).split('\r\n')) {
-    assert.ok(line.length <= 76, `body line of ${line.length}`);
+    assert.ok(line.length <= lineMax, `body line of ${line.length}`);
     assert.ok(!line.startsWith('From ') && !line.startsWith('.'), line);
   }
   assert.match(text.slice(bodyStart), /\S/, 'a body that is not blank');
