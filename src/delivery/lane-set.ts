@@ -36,6 +36,8 @@ export interface LaneSet {
 
 /** Lanes that have nothing left are forgotten above this number; those that are closed above twice as many. */
 const LANES_MAX = 5_000;
+/** Where all are closed, so many more may come until they are looked at again. */
+const FORGET_STEP = 100;
 /** Of one statement. */
 const REPORTS_MAX = 1_000;
 /** What goes nowhere needs no connection, only a bound. */
@@ -105,7 +107,7 @@ export function createLaneSet(options: {
   const open = (identity: LaneIdentity): Lane => {
     const known = byName.get(identity.name);
     if (known !== undefined) return known;
-    if (byName.size >= LANES_MAX) forgetIdle();
+    if (byName.size >= forgetAt) forgetIdle();
     const lane = createLane({
       ...identity,
       limits: limitsOf(identity),
@@ -123,16 +125,19 @@ export function createLaneSet(options: {
     return lane;
   };
 
+  let forgetAt = LANES_MAX;
   /** All that are idle, since each costs a look at all of them. */
   const forgetIdle = (): void => {
+    const keptMax = byName.size < 2 * LANES_MAX ? Infinity : 2 * LANES_MAX - FORGET_STEP;
     for (const [name, lane] of byName) {
-      const isKept = lane.closedBy() !== null && byName.size < 2 * LANES_MAX;
+      const isKept = lane.closedBy() !== null && byName.size <= keptMax;
       if (isKept || lane.isTrusted || lane.queued() + lane.active() > 0) continue;
       byName.delete(name);
       reported.delete(name);
       rooms.drop(name);
       void lane.stop(); // its kept connections
     }
+    forgetAt = Math.min(2 * LANES_MAX, Math.max(LANES_MAX, byName.size + FORGET_STEP));
   };
 
   const trusted = (name: string): LaneIdentity => ({

@@ -2,7 +2,6 @@
 // alarm follows from rows, and a sweep sets again whatever is missing, so losing the store (or
 // dropping its tables while we run) costs at most one sweep interval. Jobs live in MongoDB when a
 // URL is given, else in Postgres.
-import { MongoBackend } from '@agendajs/mongo-backend';
 import { PostgresBackend } from '@agendajs/postgres-backend';
 import { Agenda, type AgendaBackend } from 'agenda';
 import { Pool } from 'pg';
@@ -66,20 +65,24 @@ export function createClock(options: {
     opened.on('connect', (client) => client.on('error', () => undefined));
     return opened;
   };
-  const backend = (): AgendaBackend =>
-    options.mongodbUrl === null
-      ? new PostgresBackend({
-          pool: (pool ??= openPool()),
-          disableNotifications: true, // NOTIFY takes a database-wide lock at commit
-        })
-      : new MongoBackend({
-          address: options.mongodbUrl,
-          options: {
-            serverSelectionTimeoutMS: ANSWER_MAX_MS,
-            connectTimeoutMS: ANSWER_MAX_MS,
-            socketTimeoutMS: ANSWER_MAX_MS,
-          },
-        });
+  const backend = async (): Promise<AgendaBackend> => {
+    if (options.mongodbUrl === null) {
+      return new PostgresBackend({
+        pool: (pool ??= openPool()),
+        disableNotifications: true, // NOTIFY takes a database-wide lock at commit
+      });
+    }
+    // Read only where it is used: it brings a hundred files.
+    const { MongoBackend } = await import('@agendajs/mongo-backend');
+    return new MongoBackend({
+      address: options.mongodbUrl,
+      options: {
+        serverSelectionTimeoutMS: ANSWER_MAX_MS,
+        connectTimeoutMS: ANSWER_MAX_MS,
+        socketTimeoutMS: ANSWER_MAX_MS,
+      },
+    });
+  };
 
   const repeat = async (agenda: Agenda, { name, everyMs }: Recurring): Promise<void> => {
     // A number: as text, Agenda reads "milliseconds" as seconds.
@@ -93,7 +96,7 @@ export function createClock(options: {
 
   /** Agenda connects in its constructor and leaves a failure to nobody, which would end this process. */
   const connected = async (): Promise<AgendaBackend> => {
-    const opened = backend();
+    const opened = await backend();
     try {
       await opened.connect();
     } catch (error) {

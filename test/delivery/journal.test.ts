@@ -7,6 +7,7 @@ import { suite } from 'uvu';
 import * as assert from 'uvu/assert';
 import { openJournal, readJournal } from '../../src/delivery/journal.ts';
 import type { Settlement } from '../../src/queue/settle.ts';
+import { LOADER } from '../support/loader.ts';
 
 const test = suite<{ folder: string }>('journal');
 test.before.each((context) => {
@@ -186,7 +187,7 @@ if (!hasPrlimit) console.log('skipped: a journal on a full disk: there is no prl
     `;
     const child = spawnSync(
       'prlimit',
-      ['--fsize=1000:unlimited', process.execPath, '--import', 'tsx', '--input-type=module'].concat(
+      ['--fsize=1000:unlimited', process.execPath, ...LOADER, '--input-type=module'].concat(
         '-e',
         source,
         folder,

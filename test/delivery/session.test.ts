@@ -150,7 +150,7 @@ for (const how of ['close', 'reset', 'hang'] as const) {
 
   test(`${how} after the dot`, async () => {
     const peer = await peerWith({ on: { dot: action } });
-    const session = await opened(targetAt(peer.port), HASTY);
+    const session = await opened(targetAt(peer.port), { ...PHASE_LIMITS, dotMs: HASTY.dotMs });
     assert.is(said(await send(session)), `lost after the dot at dot: ${cause}`);
     assert.is(peer.messages.length, 1);
     await peer.connections[0]?.closed;

@@ -4,7 +4,7 @@ import { suite } from 'uvu';
 import * as assert from 'uvu/assert';
 import { startApp, until, type App } from '../support/app.ts';
 
-const EMAILS = 60;
+const EMAILS = 20;
 /** Two sweeps. */
 const WAIT_MAX_MS = 75_000;
 

@@ -271,7 +271,7 @@ test('received mail is forwarded again on request, and the replay tells how far 
   const gone = await app.call<Replay>('DELETE', `/receiving/replays/${byTime.body.id}`);
   assert.is(gone.body.status, 'finished');
   const bad = await app.call('POST', '/receiving/replays', {
-    body: { kinds: ['webhook'], ids: [receivedId] },
+    body: { kinds: ['telegram'], ids: [receivedId] },
   });
   assert.is(bad.status, 422);
   assert.match(String(bad.body['message']), /`forward`/);

@@ -10,7 +10,7 @@ import { inboundMessage, startInboundLoad, untilAcknowledged } from '../support/
 import { createProgram, freePort, type Program } from '../support/program.ts';
 
 const ROUNDS = Number(process.env['MAILSTEAD_TEST_ROUNDS'] ?? 2);
-const MESSAGES = 300;
+const MESSAGES = 120;
 const CONNECTIONS = 15;
 
 const test = suite('kill: inbound');

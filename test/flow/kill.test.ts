@@ -7,9 +7,9 @@ import { startCountingSink, type CountingSink } from '../support/counting-sink.t
 import { createProgram, type Program } from '../support/program.ts';
 
 const ROUNDS = Number(process.env['MAILSTEAD_TEST_ROUNDS'] ?? 2);
-const EMAILS = 500;
+const EMAILS = 200;
 const CONNECTIONS = 20;
-const KILL_WITHIN_MS = 1_200;
+const KILL_WITHIN_MS = 500;
 
 const test = suite('kill');
 let sink: CountingSink;

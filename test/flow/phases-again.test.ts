@@ -7,13 +7,13 @@ import { Client } from 'pg';
 import { suite } from 'uvu';
 import * as assert from 'uvu/assert';
 import { startApp, until, type App } from '../support/app.ts';
-import { freshDatabase } from '../support/postgres.ts';
+import { migratedDatabase } from '../support/postgres.ts';
 import { startRawPeer, type RawPeer } from '../support/raw-peer.ts';
 
 const test = suite('sent again');
 let peer: RawPeer;
 let folder: string;
-let database: Awaited<ReturnType<typeof freshDatabase>>;
+let database: Awaited<ReturnType<typeof migratedDatabase>>;
 let client: Client;
 let app: App;
 let key: string;
@@ -42,7 +42,7 @@ test.before(async () => {
     },
   });
   folder = await mkdtemp(join(tmpdir(), 'mailstead-again-'));
-  database = await freshDatabase();
+  database = await migratedDatabase();
   client = new Client({ connectionString: database.url });
   await client.connect();
   await start();

@@ -15,6 +15,7 @@ import { createLogger } from '../../src/log.ts';
 import { DataDirInUse, openDataDir } from '../../src/store/data-dir.ts';
 import type { DataDir } from '../../src/store/data-dir.ts';
 import { processStartTime } from '../../src/store/process.ts';
+import { LOADER } from '../support/loader.ts';
 
 interface Context {
   home: string;
@@ -30,7 +31,7 @@ await openDataDir(process.argv[1], { now: () => new Date() }).then(
   (error) => console.log('refused ' + error.name + ' ' + error.message),
 );
 `;
-const NODE = [process.execPath, '--import', 'tsx', '--input-type=module', '--eval', OPENER];
+const NODE = [process.execPath, ...LOADER, '--input-type=module', '--eval', OPENER];
 
 const test = suite<Context>('data directory');
 const children = new Set<ChildProcess>();

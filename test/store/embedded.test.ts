@@ -18,6 +18,7 @@ import { createLogger } from '../../src/log.ts';
 import { runningPostgresUrl, startEmbeddedPostgres } from '../../src/store/embedded.ts';
 import type { EmbeddedPostgres } from '../../src/store/embedded.ts';
 import { freshDatabase, startCluster } from '../support/postgres.ts';
+import { LOADER } from '../support/loader.ts';
 
 interface Context {
   /** Mode 0700 and ours, so another user that runs Postgres cannot enter it. */
@@ -292,7 +293,7 @@ async function readSettings(url: string): Promise<Readonly<Record<string, unknow
 }
 
 function spawnNode(script: string, ...args: readonly string[]): ChildProcess {
-  const node = ['--import', 'tsx', '--input-type=module', '--eval', script, ...args];
+  const node = [...LOADER, '--input-type=module', '--eval', script, ...args];
   const child = spawn(process.execPath, node, { stdio: ['ignore', 'pipe', 'inherit'] });
   children.add(child);
   return child;

@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { startAppliance, type Appliance } from '../../src/appliance.ts';
 import { loadConfig } from '../../src/config.ts';
 import { createLogger } from '../../src/log.ts';
-import { freshDatabase } from './postgres.ts';
+import { migratedDatabase } from './postgres.ts';
 
 export interface Answer<T = Record<string, unknown>> {
   readonly status: number;
@@ -33,7 +33,9 @@ export interface App {
   stop(): Promise<void>;
 }
 
-const POLL_MS = 20;
+/** The longer it takes, the seldomer it is asked: asking costs the time that the asked one needs. */
+const POLL_MIN_MS = 10;
+const POLL_MAX_MS = 150;
 const WAIT_MAX_MS = 30_000;
 
 /** Repeats `read` until `done` says so; fails with what was last seen. */
@@ -42,16 +44,18 @@ export async function until<T>(
   done: (value: T) => boolean,
   waitMaxMs: number = WAIT_MAX_MS,
 ): Promise<T> {
-  const deadline = Date.now() + waitMaxMs;
+  const begunAt = Date.now();
   for (;;) {
     const value = await read();
     if (done(value)) return value;
-    if (Date.now() > deadline) {
+    const waitedMs = Date.now() - begunAt;
+    if (waitedMs > waitMaxMs) {
       throw new Error(
         `still not so after ${waitMaxMs} ms: ${JSON.stringify(value)?.slice(0, 2_000)}`,
       );
     }
-    await new Promise((resolve) => setTimeout(resolve, POLL_MS));
+    const pauseMs = Math.min(POLL_MAX_MS, Math.max(POLL_MIN_MS, waitedMs / 10));
+    await new Promise((resolve) => setTimeout(resolve, pauseMs));
   }
 }
 
@@ -67,7 +71,7 @@ export async function startApp(
   settings: Record<string, string> = {},
   files: Readonly<Record<string, unknown>> = {},
 ): Promise<App> {
-  const database = await freshDatabase();
+  const database = await migratedDatabase();
   const dataDir = await mkdtemp(join(tmpdir(), 'mailstead-test-'));
   await mkdir(join(dataDir, 'config'));
   for (const [name, file] of Object.entries(files)) {

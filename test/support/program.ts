@@ -6,6 +6,7 @@ import { mkdtemp, rm } from 'node:fs/promises';
 import { createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join, resolve } from 'node:path';
+import { LOADER } from './loader.ts';
 
 const ENTRY = resolve(import.meta.dirname, '../../src/main.ts');
 const START_MAX_MS = 60_000;
@@ -56,13 +57,14 @@ export async function createProgram(
   const port = await freePort();
   const base = `http://127.0.0.1:${port}`;
   let child: ChildProcess | null = null;
+  let isKilled = false;
   let output = '';
 
   const start = async (): Promise<void> => {
     const inherited = Object.entries(process.env).filter(
       ([name]) => !name.startsWith('MAILSTEAD_'),
     );
-    const started = spawn(process.execPath, launch.args ?? ['--import', 'tsx', ENTRY], {
+    const started = spawn(process.execPath, launch.args ?? [...LOADER, ENTRY], {
       env: {
         ...Object.fromEntries(inherited),
         MAILSTEAD_MODE: 'development',
@@ -80,6 +82,7 @@ export async function createProgram(
       stdio: ['ignore', 'pipe', 'pipe'],
     });
     child = started;
+    isKilled = false;
     for (const stream of [started.stdout, started.stderr]) {
       stream.on('data', (chunk: Buffer) => {
         output += chunk.toString();
@@ -111,6 +114,7 @@ export async function createProgram(
     pid: () => child?.pid ?? null,
     start,
     async kill() {
+      isKilled = true;
       await end('SIGKILL');
     },
     terminate: () => end('SIGTERM'),
@@ -127,7 +131,7 @@ export async function createProgram(
     },
     async remove() {
       // A killed program leaves its Postgres; only a start and a proper stop takes it along.
-      if (child === null) await start().catch(() => undefined);
+      if (child === null && isKilled) await start().catch(() => undefined);
       await end('SIGTERM');
       if (launch.dataDir === undefined) await rm(dataDir, { recursive: true, force: true });
     },
@@ -143,10 +147,11 @@ export interface Run {
 
 /** The program with these settings, production where they say so. */
 export async function runProgram(settings: Record<string, string>): Promise<Run> {
-  const child = spawn(process.execPath, ['--import', 'tsx', ENTRY], {
+  const child = spawn(process.execPath, [...LOADER, ENTRY], {
     env: {
       PATH: process.env['PATH'],
       HOME: process.env['HOME'],
+      NODE_COMPILE_CACHE: process.env['NODE_COMPILE_CACHE'],
       MAILSTEAD_MODE: 'development',
       MAILSTEAD_HTTP_HOST: '127.0.0.1',
       MAILSTEAD_HTTP_PORT: String(await freePort()),

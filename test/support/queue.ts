@@ -8,7 +8,7 @@ import { beat } from '../../src/queue/lease.ts';
 import type { Evidence, Settlement, Verdict } from '../../src/queue/settle.ts';
 import { newId } from '../../src/store/id.ts';
 import { openStore, type Store } from '../../src/store/orm.ts';
-import { freshDatabase } from './postgres.ts';
+import { migratedDatabase } from './postgres.ts';
 
 export const silent = createLogger({ level: 'silent', name: 'test' });
 
@@ -28,7 +28,7 @@ export interface Bench {
 }
 
 export async function openQueue(): Promise<Bench> {
-  const database = await freshDatabase();
+  const database = await migratedDatabase();
   const store = await openStore({
     url: database.url,
     log: silent,

@@ -14,6 +14,7 @@ import { wake } from '../../src/queue/wake.ts';
 import { openStore, type Store } from '../../src/store/orm.ts';
 import { startApp, type App } from './app.ts';
 import { silent } from './queue.ts';
+import { LOADER } from './loader.ts';
 
 const ENTRY = fileURLToPath(new URL('../../src/delivery-process.ts', import.meta.url));
 const SECRET = 'a-secret-that-only-tests-know-0123456789';
@@ -83,7 +84,7 @@ export async function openWorkerBench(
         configFolder: join(app.dataDir, 'config'),
         logLevel: 'silent',
       };
-      const child = fork(ENTRY, [], { stdio: 'inherit', execArgv: ['--import', 'tsx'] });
+      const child = fork(ENTRY, [], { stdio: 'inherit', execArgv: [...LOADER] });
       const ended = once(child, 'exit').then(
         ([code, signal]) => (signal ?? code) as number | string | null,
       );
