@@ -1,9 +1,9 @@
 // Starts what tells authors of failed forwards, and replays: part of the composition root.
 import type { Config } from './config.ts';
 import { laneFor } from './delivery/next-hop.ts';
+import { startTurns } from './jobs/turns.ts';
 import type { Logger } from './log.ts';
 import { reportFailedForwards, type ReportsPlace } from './receiving/forward-reports.ts';
-import { startTurns } from './receiving/home-turns.ts';
 import { runReplays } from './receiving/replay-turns.ts';
 import { FORWARD_POOL } from './sending/forward.ts';
 import { openDiskBlobs } from './store/blob.ts';

@@ -56,6 +56,7 @@ export const Email = defineEntity({
     scheduledAt: p.datetime().nullable(),
     topicId: p.uuid().nullable(),
     templateId: p.uuid().nullable(),
+    broadcastId: p.uuid().nullable(),
     attachmentCount: p.smallint(),
     /** Attempts after the first, over all recipients. */
     providerRetryCount: p.integer(),
@@ -92,5 +93,7 @@ export const EmailContent = defineEntity({
     /** The domain whose DKIM keys sign, and its tenant: another one only for development's stand-in. */
     signingTenantId: p.uuid().nullable(),
     signingDomainId: p.uuid().nullable(),
+    /** How the html is tracked (tracking/track-html.ts); only where the message is composed after acceptance. */
+    tracking: p.json<object>().nullable(),
   },
 });

@@ -1,7 +1,7 @@
-// Ids and opaque tokens. Every id in the database is a UUIDv7 (RFC 9562 §5.7) made here, before the
+// Ids and opaque tokens. Every id in the database is a UUIDv7 (RFC 9562 §5.7) made here, nearly always before the
 // insert, so that ids sort by creation and a page of a list is a range of the primary key.
 // Within one process ids are strictly increasing: the 12 bits after the version are a counter.
-import { randomBytes, randomFillSync } from 'node:crypto';
+import { createHash, randomBytes, randomFillSync } from 'node:crypto';
 
 const COUNTER_MAX = 0xfff;
 const POOL_BYTES = 8 * 1024;
@@ -31,6 +31,25 @@ export function newId(nowMs: number = Date.now()): string {
   poolOffset += 8;
   const variant = ((Number.parseInt(random[0]!, 16) & 0x3) | 0x8).toString(16);
   return `${time.slice(0, 8)}-${time.slice(8)}-7${counter.toString(16).padStart(3, '0')}-${variant}${random.slice(1, 4)}-${random.slice(4)}`;
+}
+
+/**
+ * SQL: a new UUIDv7 made by the database, for rows that follow from others in the same statement. The first half is the
+ * time to a quarter of a microsecond, the same for all of a statement (RFC 9562 §6.2, method 3), the second half random.
+ */
+export const NEW_ID = `encode(overlay(uuid_send(gen_random_uuid()) placing (
+  select int8send(((us / 1000) << 16) | 28672 | (us % 1000) * 4096 / 1000)
+  from (select (extract(epoch from clock_timestamp()) * 1000000)::bigint as us) t) from 1 for 8), 'hex')::uuid`;
+
+/**
+ * Always the same id for the same name and time, shaped as a UUIDv7 of that time: what is written again under it is
+ * written once.
+ */
+export function idNamed(name: string, ms: number): string {
+  const time = ms.toString(16).padStart(12, '0');
+  const hash = createHash('sha256').update(name).digest('hex');
+  const variant = ((Number.parseInt(hash[3]!, 16) & 0x3) | 0x8).toString(16);
+  return `${time.slice(0, 8)}-${time.slice(8)}-7${hash.slice(0, 3)}-${variant}${hash.slice(4, 7)}-${hash.slice(7, 19)}`;
 }
 
 /** The nil UUID (RFC 9562 §5.9): no id is below it, so walks begin here. */

@@ -7,6 +7,16 @@ import type { Pool, PoolClient } from 'pg';
 import type { Logger } from '../log.ts';
 import { ApiKey } from './api-key.ts';
 import { AttachmentRow } from './attachment.ts';
+import { Automation, AutomationRun, AutomationRunStep, EventDefinition } from './automation.ts';
+import { Broadcast, BroadcastRecipient } from './broadcast.ts';
+import {
+  Contact,
+  ContactImport,
+  ContactProperty,
+  ContactTopic,
+  Segment,
+  SegmentContact,
+} from './contact.ts';
 import { Attempt, Delivery } from './delivery.ts';
 import { DomainClaim } from './domain-claim.ts';
 import { Email, EmailContent } from './email.ts';
@@ -19,6 +29,7 @@ import { ReceivedEmails } from './migrations/0006-received-emails.ts';
 import { ReceivedReading } from './migrations/0007-received-reading.ts';
 import { Lanes } from './migrations/0008-lanes.ts';
 import { ReceivingRoutes } from './migrations/0009-receiving.ts';
+import { Audience } from './migrations/0010-audience.ts';
 import { ReceivedContent, ReceivedEmail } from './received-email.ts';
 import { ReceivingReplay } from './receiving-replay.ts';
 import { ForwardingAttempt, ForwardingRule, ReceivingRoute } from './receiving-route.ts';
@@ -31,6 +42,7 @@ import { Tenant } from './tenant.ts';
 import { clientWithTimeout } from './timed-client.ts';
 import { TimelineEntry } from './timeline-entry.ts';
 import { Topic } from './topic.ts';
+import { Webhook, WebhookAttempt, WebhookEvent } from './webhook.ts';
 
 /** Any constant that no other program uses in the same database. */
 const MIGRATION_LOCK = 7_245_178_301;
@@ -50,6 +62,7 @@ const migrations = [
   { name: '0007-received-reading', class: ReceivedReading },
   { name: '0008-lanes', class: Lanes },
   { name: '0009-receiving', class: ReceivingRoutes },
+  { name: '0010-audience', class: Audience },
 ];
 
 export interface Store {
@@ -101,6 +114,21 @@ export async function openStore(options: {
       RequestLog,
       RequestLogBody,
       SinkMessage,
+      Contact,
+      ContactProperty,
+      ContactTopic,
+      ContactImport,
+      Segment,
+      SegmentContact,
+      Broadcast,
+      BroadcastRecipient,
+      Webhook,
+      WebhookEvent,
+      WebhookAttempt,
+      EventDefinition,
+      Automation,
+      AutomationRun,
+      AutomationRunStep,
     ],
     extensions: [Migrator],
     // A typo in the URL must not make a second, empty appliance.

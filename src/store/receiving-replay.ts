@@ -1,7 +1,10 @@
-// An order to carry out again what rules say of mail that was received before, at a rate.
+// An order to carry out again what rules say of mail that was received before, or to tell webhooks of it again, at a rate.
 import { defineEntity, p } from '@mikro-orm/core';
 
 export const replayStatuses = ['running', 'finished', 'canceled'] as const;
+
+export const replayKinds = ['forward', 'webhook'] as const;
+export type ReplayKind = (typeof replayKinds)[number];
 
 export const ReceivingReplay = defineEntity({
   name: 'ReceivingReplay',
@@ -10,6 +13,8 @@ export const ReceivingReplay = defineEntity({
     tenantId: p.uuid().primary(),
     id: p.uuid().primary(),
     status: p.enum(replayStatuses),
+    /** What happens again. */
+    kinds: p.json<readonly ReplayKind[]>(),
     /** Messages. */
     perMinute: p.integer(),
     /** The only rule that counts; null: every one. */
@@ -22,9 +27,9 @@ export const ReceivingReplay = defineEntity({
     endsAt: p.datetime().nullable(),
     /** The last message that was looked at. */
     cursorId: p.uuid().nullable(),
-    /** Forwards that were put in line. */
+    /** Forwards, and events for webhooks, that were put in line. */
     planned: p.integer(),
-    /** Messages that no rule is for. */
+    /** Messages that no rule is for, and no webhook hears of. */
     skipped: p.integer(),
     /** When the next message is due. */
     pacedAt: p.datetime(),

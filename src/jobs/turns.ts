@@ -1,5 +1,5 @@
 // A loop that does a piece of work again and again, with the pause that the work asks for; sooner when somebody knows that
-// there is something to do. For what is owed to authors (forward-reports.ts) and replays (replay-turns.ts): what
+// there is something to do. For what is owed to authors, replays, broadcasts, imports, automations, webhooks: what
 // remains to be done is in the database, so a stop or a crash loses nothing.
 import type { Logger } from '../log.ts';
 
