@@ -1,4 +1,4 @@
-// Reads a URL that somebody else gave us and that the appliance is to fetch: attachments, later webhook endpoints.
+// Reads a URL that somebody else gave us and that the appliance is to fetch: attachments, webhook endpoints.
 //
 // In: text. Out: where it leads, or what is wrong with it in words for whoever wrote it. It takes http and https with a
 // plainly written host only: what two parsers could read differently (0x7f.1, 127.1, full-width digits, %31, a final
@@ -38,8 +38,15 @@ export function urlProblem(text: string): string | null {
   return read.ok ? null : read.problem;
 }
 
-/** As urlProblem, and where it leads. */
-export function readUrl(text: string): ReadUrl {
+/** RFC 6761 §6.3: these names are this machine, whatever the DNS says. */
+export const isLocalhost = (host: string): boolean =>
+  host === 'localhost' || host.endsWith('.localhost');
+
+/** As urlProblem, and where it leads. `localhost` passes only where it is said to; addresses are judged elsewhere. */
+export function readUrl(
+  text: string,
+  options: { readonly takesLocalhost?: boolean } = {},
+): ReadUrl {
   const refuse = (problem: string): ReadUrl => ({ ok: false, problem });
   if (text.length > URL_CHARS_MAX) return refuse(`must have at most ${URL_CHARS_MAX} characters`);
   // The URL parser drops tabs and line ends, trims spaces and turns backslashes into slashes.
@@ -58,6 +65,9 @@ export function readUrl(text: string): ReadUrl {
   if (isIP(host) === 0) {
     const problem = nameProblem(host, written);
     if (problem !== null) return refuse(problem);
+    if (isLocalhost(host) && options.takesLocalhost !== true) {
+      return refuse('must not lead to this machine');
+    }
   } else if (isIP(written.replace(/^\[|\]$/g, '')) === 0 || written.includes('%')) {
     // 2130706433, 0x7f.1, 127.1, 0177.0.0.1, full-width digits: all of them read as an address.
     return refuse('must write an IP address in its plain form');
@@ -79,7 +89,5 @@ function nameProblem(host: string, written: string): string | null {
   }
   if (host.endsWith('.')) return 'must write its host name without a final dot';
   if (!isHostName(host)) return 'must name a valid host';
-  // RFC 6761 §6.3: these names are this machine, whatever the DNS says.
-  if (host === 'localhost' || host.endsWith('.localhost')) return 'must not lead to this machine';
   return null;
 }

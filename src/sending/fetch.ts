@@ -1,26 +1,20 @@
 // Fetches one file from a URL that a tenant named, without being led into the operator's network.
 //
 // In: a URL, a path to write to, a budget of bytes, a signal that ends it. Out: a value: fetched, or a fault in words
-// for the tenant. Per hop: the URL is read strictly (dns/url-guard.ts), its name is resolved once through our resolver,
-// every address must pass the guard, and the socket goes to exactly such an address, so a second DNS answer (rebinding)
-// is never asked for. Redirects are followed by hand, at most five. No cookies, credentials, proxies; nothing is
-// decompressed. A fault never shows an address that the DNS gave. It throws only for faults of our own disk.
+// for the tenant. Per hop: the URL is read strictly (dns/url-guard.ts) and opened by dns/guarded-http.ts. Redirects are
+// followed by hand, at most five; nothing is decompressed. It throws only for faults of our own disk.
 import { createWriteStream } from 'node:fs';
-import { connect as connectTcp, type Socket } from 'node:net';
 import { pipeline } from 'node:stream/promises';
-import { connect as connectTls } from 'node:tls';
-import { Client, type Dispatcher } from 'undici';
-import type { AddressGuard } from '../dns/address-guard.ts';
-import { lookUpHosts } from '../dns/mx-hosts.ts';
-import type { Resolver } from '../dns/resolver.ts';
+import type { Dispatcher } from 'undici';
+import {
+  FaultError,
+  faultOf,
+  openWeb,
+  TRANSIENT_STATUSES,
+  type Fault,
+  type GuardedDependencies,
+} from '../dns/guarded-http.ts';
 import { readUrl, type WebTarget } from '../dns/url-guard.ts';
-
-export interface FetchDependencies {
-  readonly resolver: Pick<Resolver, 'a' | 'aaaa' | 'cname'>;
-  readonly guard: AddressGuard;
-  /** PEM; in place of the certificate authorities that the runtime trusts. */
-  readonly authorities?: readonly string[];
-}
 
 /** How many more bytes may come, over all files that share it. */
 export interface ByteBudget {
@@ -34,42 +28,18 @@ export interface Fetched {
   readonly contentType: string | null;
 }
 
-/** `refused`: by our rules, `permanent`: by the far end, for good; `transient`: worth another try. */
-export interface Fault {
-  readonly kind: 'refused' | 'permanent' | 'transient';
-  /** Ends a sentence that named the file and the host: `… could not be fetched: <reason>`. */
-  readonly reason: string;
-}
-
 /** For all files of one email together; what the signal of an order is to be made of. */
 export const FETCH_MAX_MS = 30_000;
 const REDIRECTS_MAX = 5;
-const ADDRESSES_MAX = 4;
-const DIAL_MAX_MS = 10_000;
-const HEADER_BYTES_MAX = 32 * 1024;
 /** Of what came, as much again as the file and this: else it is a flood of 1xx, tiny chunks or their extensions. */
 const OVERHEAD_BYTES_MAX = 1024 * 1024;
 const OVERHEAD_LOOK_MS = 50;
 const REDIRECTS: ReadonlySet<number> = new Set([301, 302, 303, 307, 308]);
-/** RFC 9110 §15.5.9, RFC 8470 §5.2, RFC 6585 §4: the only 4xx that ask to come again. */
-export const TRANSIENT_STATUSES: ReadonlySet<number> = new Set([408, 425, 429]);
 const BODY_ENDS = ['content-length', 'transfer-encoding'] as const;
 const PLAIN_CODINGS = [
   ['content-encoding', 'identity'],
   ['transfer-encoding', 'chunked'],
 ] as const;
-const DISK_CODES: ReadonlySet<string> = new Set(
-  'ENOSPC EDQUOT EACCES EPERM EROFS EMFILE ENFILE EIO ENOENT EEXIST'.split(' '),
-);
-
-/** A fault on its way out of the steps below. */
-class FaultError extends Error {
-  readonly fault: Fault;
-  constructor(kind: Fault['kind'], reason: string) {
-    super(reason);
-    this.fault = { kind, reason };
-  }
-}
 
 /** What to fetch, and until when. `path` must not exist; after a fault it may, half written. */
 export interface FetchOrder {
@@ -80,7 +50,7 @@ export interface FetchOrder {
 }
 
 export async function fetchToFile(
-  d: FetchDependencies,
+  d: GuardedDependencies,
   order: FetchOrder,
 ): Promise<Fetched | Fault> {
   try {
@@ -92,7 +62,7 @@ export async function fetchToFile(
   }
 }
 
-async function follow(d: FetchDependencies, order: FetchOrder): Promise<Fetched> {
+async function follow(d: GuardedDependencies, order: FetchOrder): Promise<Fetched> {
   const seen = new Set<string>();
   let text = order.url;
   for (;;) {
@@ -119,7 +89,7 @@ async function follow(d: FetchDependencies, order: FetchOrder): Promise<Fetched>
 }
 
 async function visit(
-  d: FetchDependencies,
+  d: GuardedDependencies,
   target: WebTarget,
   order: FetchOrder,
 ): Promise<Fetched | { readonly location: string }> {
@@ -153,33 +123,6 @@ async function visit(
     socket.destroy();
     await client.destroy().catch(() => undefined);
   }
-}
-
-/**
- * A client with one connection to where the URL leads, made as said above; the caller destroys both. Throws what
- * `faultOf` reads.
- */
-export async function openWeb(
-  d: FetchDependencies,
-  target: WebTarget,
-  signal: AbortSignal,
-): Promise<{ readonly client: Client; readonly socket: Socket }> {
-  const socket = await dialAny(d, target, signal);
-  let isTaken = false;
-  const client = new Client(target.url.origin, {
-    // The one checked connection; the engine may not make another. It expects its answer in a later turn.
-    connect: (_options, done) => {
-      const isLost = isTaken || socket.destroyed;
-      isTaken = true;
-      process.nextTick(() => {
-        if (isLost) done(new Error('the connection was lost'), null);
-        else done(null, socket);
-      });
-    },
-    maxHeaderSize: HEADER_BYTES_MAX,
-    allowH2: false,
-  });
-  return { client, socket };
 }
 
 /** Where a redirect leads, or null for a response whose body is the file. */
@@ -243,168 +186,4 @@ async function save(
     sizeBytes,
     contentType: typeof contentType === 'string' ? contentType : null,
   };
-}
-
-/** A connection, encrypted where the URL asks for it, to an address of the host that the guard let through. */
-async function dialAny(
-  d: FetchDependencies,
-  target: WebTarget,
-  signal: AbortSignal,
-): Promise<Socket> {
-  const addresses = await unlessAborted(findAddresses(d, target), signal);
-  let last: unknown = null;
-  for (const address of addresses.slice(0, ADDRESSES_MAX)) {
-    try {
-      const socket = await dial({ address, port: target.port }, signal);
-      const peer = d.guard.check(socket.remoteAddress ?? '');
-      if (peer.ok)
-        return target.url.protocol === 'https:' ? await secure(d, target, socket, signal) : socket;
-      socket.destroy();
-      throw notPublic(target);
-    } catch (error) {
-      if (error instanceof FaultError || signal.aborted) throw error;
-      last = error;
-    }
-  }
-  throw last;
-}
-
-async function findAddresses(d: FetchDependencies, target: WebTarget): Promise<readonly string[]> {
-  if (target.isAddress) {
-    if (!d.guard.check(target.host).ok) throw notPublic(target);
-    return [target.host];
-  }
-  const [found] = await lookUpHosts({ ...d, random: Math.random }, [
-    { name: target.host, preference: 0 },
-  ]);
-  // One bad address is enough: who mixes them is not to be trusted with the next answer.
-  if (found !== undefined && found.refusals.length > 0) throw notPublic(target);
-  const addresses = found?.addresses.map(({ address }) => address) ?? [];
-  if (addresses.length > 0) return addresses;
-  if (typeof found?.failure === 'string') {
-    throw new FaultError('transient', `the DNS gave no answer for ${target.host}`);
-  }
-  throw notPublic(target);
-}
-
-const WHAT_TO_DO =
-  'put the file on a public web server, or let the operator open the network with MAILSTEAD_PRIVATE_HOSTS';
-
-/** Nobody learns which names exist inside: one that leads there and one that does not exist have the same fault. */
-const notPublic = ({ host, isAddress }: WebTarget): FaultError =>
-  isAddress
-    ? new FaultError('refused', `${host} is not a public address; ${WHAT_TO_DO}`)
-    : new FaultError(
-        'permanent',
-        `the host ${host} does not exist or has no public address; ${WHAT_TO_DO}`,
-      );
-
-function dial(
-  to: { readonly address: string; readonly port: number },
-  signal: AbortSignal,
-): Promise<Socket> {
-  return new Promise((resolve, reject) => {
-    // An address, so nothing is looked up.
-    const socket = connectTcp({ host: to.address, port: to.port, noDelay: true });
-    socket.on('error', () => undefined); // while nobody else listens
-    const end = watch(socket, { signal, timeoutMs: DIAL_MAX_MS, reject });
-    socket.once('connect', () => {
-      end();
-      resolve(socket);
-    });
-  });
-}
-
-function secure(
-  d: FetchDependencies,
-  target: WebTarget,
-  socket: Socket,
-  signal: AbortSignal,
-): Promise<Socket> {
-  return new Promise((resolve, reject) => {
-    const secured = connectTls({
-      socket,
-      // Whose certificate it must be; RFC 6066 §3: SNI takes names only.
-      host: target.host,
-      ...(target.isAddress ? {} : { servername: target.host }),
-      ALPNProtocols: ['http/1.1'],
-      minVersion: 'TLSv1.2',
-      rejectUnauthorized: true,
-      ...(d.authorities === undefined ? {} : { ca: [...d.authorities] }),
-    });
-    secured.on('error', () => undefined);
-    const end = watch(secured, { signal, timeoutMs: DIAL_MAX_MS, reject });
-    secured.once('secureConnect', () => {
-      end();
-      resolve(secured);
-    });
-  });
-}
-
-/** Ends the wait for a socket: by its error, by the signal, by time. The answer stops watching. */
-function watch(
-  socket: Socket,
-  by: {
-    readonly signal: AbortSignal;
-    readonly timeoutMs: number;
-    readonly reject: (error: Error) => void;
-  },
-): () => void {
-  const fail = (error: Error): void => {
-    end();
-    socket.destroy();
-    by.reject(error);
-  };
-  const onAbort = (): void => fail(new Error('aborted'));
-  const onClose = (): void => fail(new Error('the connection was closed'));
-  const timer = setTimeout(
-    () => fail(new FaultError('transient', 'the server did not answer in time')),
-    by.timeoutMs,
-  );
-  const end = (): void => {
-    clearTimeout(timer);
-    by.signal.removeEventListener('abort', onAbort);
-    socket.removeListener('error', fail).removeListener('close', onClose);
-  };
-  by.signal.addEventListener('abort', onAbort);
-  socket.on('error', fail).on('close', onClose);
-  if (by.signal.aborted) onAbort();
-  return end;
-}
-
-async function unlessAborted<T>(promise: Promise<T>, signal: AbortSignal): Promise<T> {
-  signal.throwIfAborted();
-  let onAbort = (): void => undefined;
-  const aborted = new Promise<never>((_, reject) => {
-    onAbort = () => reject(new Error('aborted'));
-    signal.addEventListener('abort', onAbort);
-  });
-  try {
-    return await Promise.race([promise, aborted]);
-  } finally {
-    signal.removeEventListener('abort', onAbort);
-  }
-}
-
-/** What the engine, the socket or the disk said, in words without addresses. */
-export function faultOf(error: unknown): Fault {
-  if (error instanceof FaultError) return error.fault;
-  const code = error instanceof Error && 'code' in error ? String(error.code) : '';
-  if (DISK_CODES.has(code)) throw error;
-  if (code === 'ECONNREFUSED') {
-    return { kind: 'transient', reason: 'the server refused the connection' };
-  }
-  if (/^UND_ERR_\w*TIMEOUT$|^ETIMEDOUT$/.test(code)) {
-    return { kind: 'transient', reason: 'the server did not answer in time' };
-  }
-  if (/CERT|^UNABLE_TO_|^ERR_TLS_|SELF_SIGNED|^HOSTNAME_MISMATCH$/.test(code)) {
-    return {
-      kind: 'permanent',
-      reason: 'the certificate of the server is not valid for its name, or nobody vouches for it',
-    };
-  }
-  if (/^HPE_|^UND_ERR_HEADERS_OVERFLOW$|^ERR_SSL_WRONG_VERSION/.test(code)) {
-    return { kind: 'permanent', reason: 'the server does not speak HTTP as it should' };
-  }
-  return { kind: 'transient', reason: 'the connection was lost' };
 }

@@ -1,13 +1,13 @@
 // Posts a TLS report to an `https:` address (RFC 8460 §5.4): one request to a checked public address, without
 // redirects, credentials or anything of the answer but its status.
-import { readUrl } from '../dns/url-guard.ts';
 import {
   faultOf,
   openWeb,
   TRANSIENT_STATUSES,
   type Fault,
-  type FetchDependencies,
-} from './fetch.ts';
+  type GuardedDependencies,
+} from '../dns/guarded-http.ts';
+import { readUrl } from '../dns/url-guard.ts';
 import { GZIP_TYPE } from './tls-report-document.ts';
 
 /** From the DNS question to the status line. */
@@ -15,7 +15,7 @@ export const POST_MAX_MS = 30_000;
 
 /** Resolves when the far end took it (null), or with what stood in the way. */
 export async function postReport(
-  d: FetchDependencies,
+  d: GuardedDependencies,
   order: { readonly url: string; readonly gzipped: Buffer; readonly signal: AbortSignal },
 ): Promise<Fault | null> {
   const read = readUrl(order.url);

@@ -8,13 +8,13 @@
 import { createHash } from 'node:crypto';
 import type { Pool } from 'pg';
 import { Refusal } from '../access/refusal.ts';
+import type { GuardedDependencies } from '../dns/guarded-http.ts';
 import type { Resolver } from '../dns/resolver.ts';
 import type { Logger } from '../log.ts';
 import { parseMailbox, type Mailbox } from '../mail/address.ts';
 import { newId } from '../store/id.ts';
 import { isDatabaseUnavailable } from '../store/unavailable.ts';
 import type { SubmittedMessage } from './accept.ts';
-import type { FetchDependencies } from './fetch.ts';
 import {
   GZIP_TYPE,
   packReport,
@@ -36,7 +36,7 @@ export interface TlsReporterDependencies {
   /** Whose email the reports are. */
   readonly tenantId: string;
   readonly resolver: Pick<Resolver, 'txt'>;
-  readonly web: FetchDependencies;
+  readonly web: GuardedDependencies;
   /** Accepts the email of that tenant; the same key again is the same email. Throws a Refusal. */
   readonly accept: (message: SubmittedMessage, idempotencyKey: string) => Promise<unknown>;
 }

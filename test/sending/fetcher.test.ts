@@ -15,6 +15,7 @@ import { startFetcher, type Fetcher, type FetcherOptions } from '../../src/sendi
 import { openDiskBlobs, type BlobStore } from '../../src/store/blob.ts';
 import { newId } from '../../src/store/id.ts';
 import { until } from '../support/app.ts';
+import { createTrackingTokens } from '../../src/tracking/tokens.ts';
 import { openQueue, silent, type Bench } from '../support/queue.ts';
 
 const test = suite('fetcher');
@@ -72,6 +73,7 @@ async function start(about: Partial<FetcherOptions> = {}): Promise<Fetcher> {
     resolver,
     guard: createAddressGuard({ allow: ['127.0.0.0/8'] }),
     spoolFolder: join(folder, `spool-${(spools += 1)}`),
+    trackingTokens: createTrackingTokens(Buffer.alloc(32)),
     onReady: () => {
       ready += 1;
     },
