@@ -1,4 +1,5 @@
-// Topics: subjects that contacts opt in to or out of.
+// Topics: subjects that contacts opt in to or out of. When one is deleted, mail that names it may still wait; so what was
+// chosen about it, and its default, hold for as long as any can, and are shown to nobody.
 import {
   checkPage,
   PAGE_MAX,
@@ -9,9 +10,12 @@ import {
   rangeOf,
 } from '../access/page.ts';
 import { refuseFields, type Issue } from '../access/refusal.ts';
+import type { Pool, PoolClient } from 'pg';
 import { isUuid, newId } from '../store/id.ts';
 import type { Store } from '../store/orm.ts';
 import { Topic } from '../store/topic.ts';
+import { tellWebhooks } from '../timeline/outbox.ts';
+import { nameIssues, textIssues } from './texts.ts';
 
 export interface TopicRecord {
   readonly id: string;
@@ -66,9 +70,10 @@ export interface TopicVerbs {
 const NAME_MAX_CHARACTERS = 50;
 const DESCRIPTION_MAX_CHARACTERS = 200;
 const SEARCH_MAX_CHARACTERS = 200;
-/** A name is one line wherever it is shown. */
-// oxlint-disable-next-line no-control-regex
-const CONTROLS = /[\u0000-\u001f\u007f]/;
+/** Of one tenant. */
+export const TOPICS_MAX = 1_000;
+/** Mail waits at most 30 days for its time and is tried for at most 30 more; the rest is for release by hand. */
+const DELETED_KEPT_DAYS = 65;
 
 /** Whether the tenant has this topic; false for what is no UUID. */
 export async function topicExists(store: Store, tenantId: string, id: string): Promise<boolean> {
@@ -85,19 +90,31 @@ export function createTopicVerbs(store: Store, now: () => Date): TopicVerbs {
   return {
     async create(tenantId, request) {
       checkTexts(request);
-      const at = now();
       const id = newId();
-      await store.em().insert(Topic, {
-        tenantId,
-        id,
-        name: request.name,
-        description: request.description ?? null,
-        defaultSubscription: request.default_subscription,
-        visibility: request.visibility ?? 'private',
-        createdAt: at,
-        updatedAt: at,
+      return store.transact(async (client) => {
+        const { rows } = await client.query<RawTopic>(
+          `insert into topic (tenant_id, id, name, description, default_subscription, visibility,
+             created_at, updated_at)
+           select $1, $2, $3, $4, $5, $6, $7, $7
+           where (select count(*) from topic where tenant_id = $1) < ${TOPICS_MAX}
+           returning ${COLUMNS}`,
+          [
+            tenantId,
+            id,
+            request.name,
+            request.description ?? null,
+            request.default_subscription,
+            request.visibility ?? 'private',
+            now(),
+          ],
+        );
+        if (rows[0] === undefined) {
+          const message = `There can be at most ${TOPICS_MAX} topics; delete some first.`;
+          throw refuseFields([{ path: 'name', message }]);
+        }
+        await tell(client, tenantId, 'topic.created', rows[0]);
+        return id;
       });
-      return id;
     },
 
     async list(tenantId, page, search) {
@@ -140,21 +157,108 @@ export function createTopicVerbs(store: Store, now: () => Date): TopicVerbs {
               },
             ],
       );
-      const changed = await em.nativeUpdate(
-        Topic,
-        { tenantId, id },
-        {
-          ...(request.name === undefined ? {} : { name: request.name }),
-          ...(request.description === undefined ? {} : { description: request.description }),
-          ...(request.visibility === undefined ? {} : { visibility: request.visibility }),
-          updatedAt: now(),
-        },
-      );
-      return changed > 0;
+      return store.transact(async (client) => {
+        const { rows } = await client.query<RawTopic & { readonly isChanged: boolean }>(
+          `with held as (select * from topic where tenant_id = $1 and id = $2 for update)
+           update topic t set name = coalesce($3, t.name), visibility = coalesce($4, t.visibility),
+             description = case when $5 then $6 else t.description end, updated_at = $7
+           from held where t.tenant_id = $1 and t.id = held.id
+           returning ${QUALIFIED},
+             (t.name, t.description, t.visibility) is distinct from
+               (held.name, held.description, held.visibility) as "isChanged"`,
+          [
+            tenantId,
+            id,
+            request.name ?? null,
+            request.visibility ?? null,
+            request.description !== undefined,
+            request.description ?? null,
+            now(),
+          ],
+        );
+        const [changed] = rows;
+        if (changed?.isChanged === true) await tell(client, tenantId, 'topic.updated', changed);
+        return changed !== undefined;
+      });
     },
 
-    remove: async (tenantId, id) => (await store.em().nativeDelete(Topic, { tenantId, id })) > 0,
+    async remove(tenantId, id) {
+      const at = now();
+      return store.transact(async (client) => {
+        const { rows } = await client.query<RawTopic>(
+          `with gone as (
+             delete from topic where tenant_id = $1 and id = $2 returning ${COLUMNS}
+           ), kept as (
+             insert into deleted_topic (tenant_id, id, default_subscription, deleted_at)
+             select $1, id, default_subscription, $3 from gone
+           )
+           select ${COLUMNS} from gone`,
+          [tenantId, id, at],
+        );
+        if (rows[0] !== undefined) await tell(client, tenantId, 'topic.deleted', rows[0], at);
+        return rows[0] !== undefined;
+      });
+    },
   };
+}
+
+/**
+ * Forgets what was chosen about topics that were deleted DELETED_KEPT_DAYS ago, at most `max` choices, and then the topics
+ * of which no choice is left, at most `max`. How many rows went; below `max`, nothing is left to do.
+ */
+export async function forgetDeletedTopics(pool: Pool, max: number, now: Date): Promise<number> {
+  const until = new Date(now.getTime() - DELETED_KEPT_DAYS * 86_400_000);
+  const choices = await pool.query({
+    name: 'forget-choices',
+    text: `delete from contact_topic where ctid = any (array(
+      select s.ctid from deleted_topic g
+      join contact_topic s on s.tenant_id = g.tenant_id and s.topic_id = g.id
+      where g.deleted_at < $1 limit $2 for update of s skip locked))`,
+    values: [until, max],
+  });
+  // Its default must not hold again for who chose otherwise.
+  const topics = await pool.query({
+    name: 'forget-deleted-topics',
+    text: `delete from deleted_topic where ctid = any (array(
+      select g.ctid from deleted_topic g
+      where g.deleted_at < $1 and not exists (
+        select 1 from contact_topic s where s.tenant_id = g.tenant_id and s.topic_id = g.id)
+      order by g.deleted_at limit $2))`,
+    values: [until, max],
+  });
+  return (choices.rowCount ?? 0) + (topics.rowCount ?? 0);
+}
+
+interface RawTopic {
+  readonly id: string;
+  readonly name: string;
+  readonly description: string | null;
+  readonly default_subscription: string;
+  readonly created_at: Date;
+  readonly updated_at: Date;
+}
+
+const columns = ['id', 'name', 'description', 'default_subscription', 'created_at', 'updated_at'];
+const COLUMNS = columns.join(', ');
+const QUALIFIED = columns.map((column) => `t.${column}`).join(', ');
+
+async function tell(
+  client: PoolClient,
+  tenantId: string,
+  type: 'topic.created' | 'topic.updated' | 'topic.deleted',
+  topic: RawTopic,
+  at: Date = new Date(topic.updated_at),
+): Promise<void> {
+  const detail = {
+    id: topic.id,
+    name: topic.name,
+    description: topic.description,
+    default_subscription: topic.default_subscription,
+    deleted: type === 'topic.deleted',
+    created_at: new Date(topic.created_at).toISOString(),
+    updated_at: new Date(topic.updated_at).toISOString(),
+  };
+  await tellWebhooks(client, [{ tenantId, type, subjectId: topic.id, detail, at }]);
 }
 
 /** Throws a Refusal that lists these issues and what is wrong with the texts. */
@@ -163,13 +267,7 @@ function checkTexts(
   issues: readonly Issue[] = [],
 ): void {
   const all = [
-    ...(name === undefined
-      ? []
-      : name.trim() === '' || name.length > NAME_MAX_CHARACTERS
-        ? [{ path: 'name', message: `\`name\` must have 1 to ${NAME_MAX_CHARACTERS} characters.` }]
-        : CONTROLS.test(name)
-          ? [{ path: 'name', message: '`name` contains a line break or a control character.' }]
-          : storableIssues('name', name)),
+    ...(name === undefined ? [] : nameIssues('name', name, NAME_MAX_CHARACTERS)),
     ...((description?.length ?? 0) > DESCRIPTION_MAX_CHARACTERS
       ? [
           {
@@ -177,17 +275,11 @@ function checkTexts(
             message: `\`description\` must have at most ${DESCRIPTION_MAX_CHARACTERS} characters.`,
           },
         ]
-      : storableIssues('description', description ?? '')),
+      : textIssues('description', description ?? '')),
     ...issues,
   ];
   if (all.length > 0) throw refuseFields(all);
 }
-
-/** JSON can write both, UTF-8 and Postgres cannot hold them. */
-const storableIssues = (path: string, text: string): readonly Issue[] =>
-  text.includes('\0') || !text.isWellFormed()
-    ? [{ path, message: `\`${path}\` contains a NUL character or half a surrogate pair.` }]
-    : [];
 
 /** The condition for a part of name or description, in any case. */
 function containing(search: string): object {
@@ -199,7 +291,7 @@ function containing(search: string): object {
             message: `\`search\` must have at most ${SEARCH_MAX_CHARACTERS} characters.`,
           },
         ]
-      : storableIssues('search', search);
+      : textIssues('search', search);
   if (issues.length > 0) throw refuseFields(issues);
   const pattern = `%${search.replace(/[\\%_]/g, '\\$&')}%`;
   return { $or: [{ name: { $ilike: pattern } }, { description: { $ilike: pattern } }] };

@@ -98,6 +98,21 @@ export class TopicsController extends Controller {
   @OperationId('listTopics')
   @SuccessResponse(200, 'A page')
   @Response<ErrorEnvelope>(422, 'A bad limit, cursor or search')
+  @Example<TopicList>({
+    object: 'list',
+    data: [
+      {
+        object: 'topic',
+        id: '019e6f0a-5a1c-7000-8f3e-2b6a4c1d9e70',
+        name: 'Product news',
+        description: 'What is new, once a month',
+        default_subscription: 'opt_in',
+        visibility: 'public',
+        created_at: new Date('2026-05-06T12:00:00.000Z'),
+      },
+    ],
+    has_more: false,
+  })
   async list(
     @Request() request: express.Request,
     @Query() limit?: number,
@@ -120,6 +135,15 @@ export class TopicsController extends Controller {
   @SuccessResponse(200, 'The topic')
   @Response<ErrorEnvelope>(404, 'No such topic')
   @Response<ErrorEnvelope>(422, 'The id is not a UUID')
+  @Example<Topic>({
+    object: 'topic',
+    id: '019e6f0a-5a1c-7000-8f3e-2b6a4c1d9e70',
+    name: 'Product news',
+    description: 'What is new, once a month',
+    default_subscription: 'opt_in',
+    visibility: 'public',
+    created_at: new Date('2026-05-06T12:00:00.000Z'),
+  })
   async get(@Request() request: express.Request, @Path() id: string): Promise<Topic> {
     const topic = await this.verbs.topics.find(callerOf(request).tenantId, checkId(id));
     if (topic === null) throw notFound();
@@ -133,6 +157,7 @@ export class TopicsController extends Controller {
   @Response<ErrorEnvelope>(400, 'The body is not JSON')
   @Response<ErrorEnvelope>(404, 'No such topic')
   @Response<ErrorEnvelope>(422, 'The id is not a UUID, or a field is wrong')
+  @Example<TopicChanged>({ object: 'topic', id: '019e6f0a-5a1c-7000-8f3e-2b6a4c1d9e70' })
   async update(
     @Request() request: express.Request,
     @Path() id: string,
@@ -144,12 +169,17 @@ export class TopicsController extends Controller {
     return { object: 'topic', id: topicId };
   }
 
-  /** Deletes a topic for good. */
+  /** Deletes a topic for good, with what contacts chose about it. */
   @Delete('{id}')
   @OperationId('deleteTopic')
   @SuccessResponse(200, 'Deleted')
   @Response<ErrorEnvelope>(404, 'No such topic')
   @Response<ErrorEnvelope>(422, 'The id is not a UUID')
+  @Example<TopicDeleted>({
+    object: 'topic',
+    id: '019e6f0a-5a1c-7000-8f3e-2b6a4c1d9e70',
+    deleted: true,
+  })
   async remove(@Request() request: express.Request, @Path() id: string): Promise<TopicDeleted> {
     const topicId = checkId(id);
     if (!(await this.verbs.topics.remove(callerOf(request).tenantId, topicId))) throw notFound();
