@@ -1,13 +1,15 @@
-// Deliveries that are not made because their address has been suppressed since the email was accepted: found
-// when a schedule wakes them, and once more right after they were claimed, which is the last moment before a worker
-// dials. So retries and what waited long behind other mail are covered as well. What is left and may already have
+// Deliveries that are not made because their address has been suppressed since the email was accepted, or its owner has
+// opted out: found when a schedule wakes them (suppressions), and once more right after they were claimed, which is the
+// last moment before a worker dials. So retries and what waited long behind other mail are covered as well. What is left and may already have
 // arrived gets a fact that says so.
+import { findUnwanted, UNSUBSCRIBED } from '../audience/wanting.ts';
 import { normalizedAddress } from '../mail/address.ts';
 import type { Store } from '../store/orm.ts';
 import type { ClaimedDelivery } from './claim.ts';
 import { SUPPRESSED, type Queryable } from './enqueue.ts';
 import { tellFacts } from './facts.ts';
 import { showEmails } from './settle.ts';
+import { suppressed, tellUntried, unwanted } from './told.ts';
 
 interface Addressed {
   readonly tenantId: string;
@@ -35,65 +37,106 @@ export async function findSuppressedNow(
   return (row) => row.recipient !== null && suppressed.has(key(row.tenantId, addressOf(row)));
 }
 
+/** What an opt-out may be about. */
+export interface Offer {
+  readonly topicId: string | null;
+  readonly isBroadcast: boolean;
+}
+
+/** Why a claimed delivery is not made. */
+interface End {
+  readonly state: 'suppressed' | 'failed';
+  readonly cause: string;
+  readonly reply: string;
+}
+
+const SUPPRESSED_NOW: End = { state: 'suppressed', ...SUPPRESSED };
+const endOf = ({ isBroadcast }: Offer): End => ({
+  state: 'failed',
+  cause: UNSUBSCRIBED.cause,
+  reply: isBroadcast ? UNSUBSCRIBED.ofBroadcast : UNSUBSCRIBED.ofTopic,
+});
+
 /**
- * Ends those of the claimed deliveries whose address is suppressed by now: `suppressed`, as if they had not been
- * claimed. The others, which are to be attempted. Safe to fail: what was claimed is given back by its run.
+ * Ends those of the claimed deliveries whose address is suppressed by now (`suppressed`) or does not want this topic or
+ * broadcast (`failed`), as if they had not been claimed. The others, which are to be attempted. Mail without topic
+ * and broadcast is not asked about wishes. Safe to fail: what was claimed is given back by its run.
  */
-export async function withholdSuppressed(
+export async function withholdUnsendable<T extends ClaimedDelivery & Offer>(
   store: Store,
   epoch: string,
-  claimed: readonly ClaimedDelivery[],
-): Promise<readonly ClaimedDelivery[]> {
+  claimed: readonly T[],
+): Promise<readonly T[]> {
   if (claimed.length === 0) return claimed;
   const isSuppressed = await findSuppressedNow(store.pool, claimed);
-  const withheld = claimed.filter(isSuppressed);
+  const optedOut = await findUnwanted(store.pool, claimed);
+  const withheld = claimed.flatMap((delivery, index) => {
+    if (isSuppressed(delivery)) return [{ delivery, end: SUPPRESSED_NOW }];
+    return optedOut.has(index) ? [{ delivery, end: endOf(delivery) }] : [];
+  });
   if (withheld.length === 0) return claimed;
   await store.transact(async (client) => {
-    const { rows } = await client.query<{ tenant_id: string; email_id: string; recipient: string }>(
-      {
-        name: 'withhold',
-        text: `with withheld as (
+    const { rows } = await client.query<{
+      tenant_id: string;
+      email_id: string;
+      recipient: string;
+      cause: string;
+      reply: string;
+    }>({
+      name: 'withhold',
+      text: `with withheld as (
           update delivery d
-          set state = 'suppressed', lease_epoch = null, attempts = d.attempts - 1,
-            last_cause = $6, last_reply = $7
-          from unnest($1::uuid[], $2::uuid[], $3::smallint[], $4::integer[])
-            as k (tenant_id, email_id, position, number)
+          set state = k.state, lease_epoch = null, attempts = d.attempts - 1,
+            last_cause = k.cause, last_reply = k.reply
+          from unnest($1::uuid[], $2::uuid[], $3::smallint[], $4::integer[], $6::text[], $7::text[], $8::text[])
+            as k (tenant_id, email_id, position, number, state, cause, reply)
           where d.tenant_id = k.tenant_id and d.email_id = k.email_id and d.position = k.position
             and d.state = 'in_flight' and d.lease_epoch = $5 and d.attempts = k.number
-          returning d.tenant_id, d.email_id, d.position, d.recipient, k.number
+          returning d.tenant_id, d.email_id, d.position, d.recipient, k.number, k.cause, k.reply
         ), undone as (
           delete from attempt a using withheld w
           where a.tenant_id = w.tenant_id and a.email_id = w.email_id and a.position = w.position
             and a.number = w.number
         )
-        select tenant_id, email_id, recipient from withheld`,
-        values: [
-          withheld.map(({ tenantId }) => tenantId),
-          withheld.map(({ emailId }) => emailId),
-          withheld.map(({ position }) => position),
-          withheld.map(({ attempt }) => attempt),
-          epoch,
-          SUPPRESSED.cause,
-          SUPPRESSED.reply,
-        ],
-      },
-    );
+        select tenant_id, email_id, recipient, cause, reply from withheld`,
+      values: [
+        withheld.map(({ delivery }) => delivery.tenantId),
+        withheld.map(({ delivery }) => delivery.emailId),
+        withheld.map(({ delivery }) => delivery.position),
+        withheld.map(({ delivery }) => delivery.attempt),
+        epoch,
+        withheld.map(({ end }) => end.state),
+        withheld.map(({ end }) => end.cause),
+        withheld.map(({ end }) => end.reply),
+      ],
+    });
     await tellFacts(
       client,
-      rows.map(({ tenant_id: tenantId, email_id: emailId, recipient }) => ({
+      rows.map(({ tenant_id: tenantId, email_id: emailId, recipient, cause }) => ({
         tenantId,
         emailId,
-        kind: 'suppressed',
+        // `suppressed` or `unsubscribed`, as at acceptance.
+        kind: cause,
         recipients: [recipient],
       })),
+    );
+    await tellUntried(
+      client,
+      rows.map(({ tenant_id: tenantId, email_id: emailId, recipient, cause, reply }) => {
+        const about = { tenantId, emailId, recipient };
+        return cause === SUPPRESSED.cause
+          ? suppressed(about, reply)
+          : unwanted(about, { reason: cause, message: reply });
+      }),
     );
     const changed = new Set(rows.map((row) => row.email_id));
     await showEmails(
       client,
-      withheld.filter(({ emailId }) => changed.has(emailId)),
+      withheld.flatMap(({ delivery }) => (changed.has(delivery.emailId) ? [delivery] : [])),
     );
   });
-  return claimed.filter((delivery) => !isSuppressed(delivery));
+  const ended = new Set<ClaimedDelivery>(withheld.map(({ delivery }) => delivery));
+  return claimed.filter((delivery) => !ended.has(delivery));
 }
 
 /**

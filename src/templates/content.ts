@@ -94,7 +94,7 @@ const PREVIEW_MAX_CHARACTERS = 2_000;
 const REPLY_TO_MAX = 50;
 const VARIABLES_MAX = 50;
 /** Of one text: more of them cost more memory than their text. */
-const PLACEHOLDERS_MAX = 10_000;
+export const PLACEHOLDERS_MAX = 10_000;
 /** What can be put into broadcasts only, and words with a meaning of their own. */
 const RESERVED: ReadonlySet<string> = new Set([
   'FIRST_NAME',
@@ -104,6 +104,11 @@ const RESERVED: ReadonlySet<string> = new Set([
   'RESEND_UNSUBSCRIBE_URL',
   'contact',
   'this',
+]);
+/** May stand in a template all the same, undeclared: whoever sends it makes the link or is given one. */
+export const LINK_KEYS: ReadonlySet<string> = new Set([
+  'UNSUBSCRIBE_URL',
+  'RESEND_UNSUBSCRIBE_URL',
 ]);
 /** Everything that must not be in a line, NUL among it; a tab may. */
 // oxlint-disable-next-line no-control-regex
@@ -183,7 +188,7 @@ export function applyRequest(
 const given = (value: string | null | undefined, was: string | null): string | null =>
   value === undefined ? was : value;
 
-function nameIssues(name: string): readonly Issue[] {
+export function nameIssues(name: string): readonly Issue[] {
   const path = 'name';
   if (name.trim() === '' || name.length > NAME_MAX_CHARACTERS) {
     return [{ path, message: `\`name\` must have 1 to ${NAME_MAX_CHARACTERS} characters.` }];
@@ -209,7 +214,7 @@ function aliasIssues(alias: string): readonly Issue[] {
       ];
 }
 
-function mailboxIssues(path: string, text: string): readonly Issue[] {
+export function mailboxIssues(path: string, text: string): readonly Issue[] {
   if (text.includes('{{{')) {
     const message = `\`${path}\` cannot have variables; they work in subject, html and text.`;
     return [{ path, message }];
@@ -220,7 +225,7 @@ function mailboxIssues(path: string, text: string): readonly Issue[] {
     : [{ path, message: `Invalid \`${path}\` field: the address ${parsed.problem}.` }];
 }
 
-function replyToIssues(list: string | readonly string[]): readonly Issue[] {
+export function replyToIssues(list: string | readonly string[]): readonly Issue[] {
   const path = 'reply_to';
   if (typeof list === 'string') return mailboxIssues(path, list);
   if (list.length > REPLY_TO_MAX) {
@@ -230,7 +235,7 @@ function replyToIssues(list: string | readonly string[]): readonly Issue[] {
   return list.flatMap((text, index) => mailboxIssues(`${path}.${index}`, text));
 }
 
-function lineIssues(path: 'subject' | 'preview_text', text: string): readonly Issue[] {
+export function lineIssues(path: 'subject' | 'preview_text', text: string): readonly Issue[] {
   const max = path === 'subject' ? SUBJECT_MAX_CHARACTERS : PREVIEW_MAX_CHARACTERS;
   if (text.length > max) {
     const message = `\`${path}\` has ${text.length} characters; at most ${max} are allowed.`;
@@ -243,7 +248,7 @@ function lineIssues(path: 'subject' | 'preview_text', text: string): readonly Is
   return [];
 }
 
-function bodyIssues(path: 'html' | 'text', body: string): readonly Issue[] {
+export function bodyIssues(path: 'html' | 'text', body: string): readonly Issue[] {
   const sizeBytes = Buffer.byteLength(body);
   if (sizeBytes > CONTENT_MAX_BYTES) {
     const message = `\`${path}\` has ${sizeBytes} bytes; at most ${CONTENT_MAX_BYTES} are allowed.`;
@@ -332,7 +337,9 @@ function placeholderIssues(content: TemplateContent): readonly Issue[] {
     }
     const undeclared = placeholders.filter(
       ({ key, fallback }) =>
-        !declared.has(key) && (fallback === null || keyProblemOf(key) !== null),
+        !LINK_KEYS.has(key) &&
+        !declared.has(key) &&
+        (fallback === null || keyProblemOf(key) !== null),
     );
     for (const key of new Set(undeclared.map((placeholder) => placeholder.key))) {
       const message =

@@ -30,8 +30,8 @@ const BRACES = /\{\{\{([^{}]*)\}\}\}/g;
 /** What a person would write for a name: `first-name`, `contact.email`. */
 const NAME_LIKE = /^[\p{L}\p{N}_.\- ]{1,100}$/u;
 
-/** Takes a text apart. */
-export function parsePlaceholders(text: string): ParsedText {
+/** Takes a text apart. `keys`: what is a key here. */
+export function parsePlaceholders(text: string, keys: RegExp = KEY): ParsedText {
   const segments: (string | Placeholder)[] = [];
   const placeholders: Placeholder[] = [];
   const misnamed = new Set<string>();
@@ -40,7 +40,7 @@ export function parsePlaceholders(text: string): ParsedText {
     const inside = match[1] ?? '';
     const bar = inside.indexOf('|');
     const key = (bar === -1 ? inside : inside.slice(0, bar)).trim();
-    if (!KEY.test(key)) {
+    if (!keys.test(key)) {
       if (NAME_LIKE.test(key) && misnamed.size < MISNAMED_MAX) misnamed.add(key);
       continue;
     }

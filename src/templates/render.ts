@@ -3,7 +3,7 @@
 import { Refusal, refuseFields, type Issue } from '../access/refusal.ts';
 import type { Store } from '../store/orm.ts';
 import { Template, TemplateVersion, type TemplateVariable } from '../store/template.ts';
-import { CONTENT_MAX_BYTES, CONTROLS } from './content.ts';
+import { CONTENT_MAX_BYTES, CONTROLS, LINK_KEYS } from './content.ts';
 import { whereIs } from './find.ts';
 import { parsePlaceholders, type ParsedText } from './placeholder.ts';
 import { undeclaredValueProblem, valueProblem, writeValue } from './value.ts';
@@ -18,6 +18,9 @@ export interface RenderedTemplate {
   readonly text: string | null;
 }
 
+/** What stands for LINK_KEYS that have no value: the link of the email, or the end of the sentence why it has none. */
+export type UnsubscribeLink = { readonly url: string } | { readonly whyNot: string };
+
 export interface TemplateRenderer {
   /**
    * The published version of the tenant's template with these values. `id` may be an alias. Values that the template does
@@ -27,6 +30,7 @@ export interface TemplateRenderer {
   render(
     tenantId: string,
     template: { readonly id: string; readonly variables: Readonly<Record<string, unknown>> },
+    link: UnsubscribeLink,
   ): Promise<RenderedTemplate>;
 }
 
@@ -81,9 +85,10 @@ export function createTemplateRenderer(store: Store): TemplateRenderer {
   };
 
   return {
-    async render(tenantId, { id, variables }) {
+    async render(tenantId, { id, variables }, link) {
       const [templateId, version] = await read(tenantId, id);
-      const values = { written: checkValues(version, variables), fallbacks: version.fallbacks };
+      const written = checkValues(version, variables, link);
+      const values = { written, fallbacks: version.fallbacks };
       return {
         templateId,
         from: version.from,
@@ -136,7 +141,11 @@ function parseVersion(version: InstanceType<typeof TemplateVersion.class>): Pars
 type Written = ReadonlyMap<string, string>;
 
 /** The given values as they are written. Throws a Refusal that lists everything that is missing or wrong. */
-function checkValues(version: ParsedVersion, given: Readonly<Record<string, unknown>>): Written {
+function checkValues(
+  version: ParsedVersion,
+  given: Readonly<Record<string, unknown>>,
+  link: UnsubscribeLink,
+): Written {
   const written = new Map<string, string>();
   const issues: Issue[] = [];
   /** False when nothing was given. */
@@ -166,7 +175,19 @@ function checkValues(version: ParsedVersion, given: Readonly<Record<string, unkn
     issues.push({ path, message });
   }
   const declared = new Set(version.variables.map(({ key }) => key));
-  for (const key of version.used) if (!declared.has(key)) take(key, undeclaredValueProblem);
+  for (const key of version.used) {
+    if (declared.has(key) || take(key, undeclaredValueProblem)) continue;
+    const isLink = LINK_KEYS.has(key);
+    if (isLink && 'url' in link) written.set(key, link.url);
+    else if (version.bare.has(key)) {
+      const path = `${PATH}.${key}`;
+      const why =
+        isLink && 'whyNot' in link
+          ? `${link.whyNot}. Send it with a \`topic_id\` to one contact alone, or give the value.`
+          : 'nothing else says what stands for it.';
+      issues.push({ path, message: `Missing \`${path}\`: ${why}` });
+    }
+  }
   if (issues.length > 0) throw refuseFields(issues);
   return written;
 }

@@ -301,7 +301,7 @@ function publish(template: TemplateRow, content: { readonly html: string }, at: 
 }
 
 /** The name and its suffix, the name cut between characters where both are too long. */
-function copyName(name: string): string {
+export function copyName(name: string): string {
   let kept = '';
   for (const character of name) {
     if (kept.length + character.length + COPY_SUFFIX.length > NAME_MAX_CHARACTERS) break;

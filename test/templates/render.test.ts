@@ -13,7 +13,7 @@ import {
   type TemplateRenderer,
 } from '../../src/templates/render.ts';
 import { createTemplateVerbs, type TemplateVerbs } from '../../src/templates/templates.ts';
-import { freshDatabase, type FreshDatabase } from '../support/postgres.ts';
+import { migratedDatabase, type FreshDatabase } from '../support/postgres.ts';
 import { silent } from '../support/queue.ts';
 
 const test = suite('render');
@@ -24,7 +24,7 @@ let renderer: TemplateRenderer;
 let tenantId: string;
 
 test.before(async () => {
-  database = await freshDatabase();
+  database = await migratedDatabase();
   store = await openStore({ url: database.url, log: silent, connectionsMax: 4, migrate: true });
   ({ tenantId } = await ensureFirstTenant(store, null));
   verbs = createTemplateVerbs(store, () => new Date());
@@ -40,8 +40,9 @@ async function publish(about: Partial<CreateTemplateRequest>): Promise<string> {
   return verbs.publish(tenantId, id);
 }
 
+const NO_LINK = { whyNot: 'it has no link' };
 const render = (id: string, variables: Record<string, unknown> = {}): Promise<RenderedTemplate> =>
-  renderer.render(tenantId, { id, variables });
+  renderer.render(tenantId, { id, variables }, NO_LINK);
 
 async function refusalOf(work: Promise<unknown>): Promise<Refusal> {
   try {
@@ -218,7 +219,7 @@ test('a draft is refused, what is unknown or foreign is not found', async () => 
     assert.is(refusal.message, 'Template not found');
   }
   for (const name of [mine, 'mine']) {
-    const foreign = renderer.render(newId(), { id: name, variables: {} });
+    const foreign = renderer.render(newId(), { id: name, variables: {} }, NO_LINK);
     assert.is((await refusalOf(foreign)).message, 'Template not found');
   }
 });
@@ -230,7 +231,7 @@ test('what was published is sent until the next publication, and not after an en
   await verbs.update(tenantId, id, { html: 'three' });
   assert.is((await render(id)).html, 'one');
   assert.is(
-    (await createTemplateRenderer(store).render(tenantId, { id, variables: {} })).html,
+    (await createTemplateRenderer(store).render(tenantId, { id, variables: {} }, NO_LINK)).html,
     'one',
   );
   await verbs.publish(tenantId, id);
@@ -274,7 +275,7 @@ test('changes at the same time all count, and rendering meanwhile always works',
   const changes = fields.map((field) => verbs.update(tenantId, id, { [field]: values[field] }));
   const edits = Array.from({ length: 10 }, async (_, n) => {
     await verbs.update(tenantId, id, { html: String(n), status: 'published' });
-    return createTemplateRenderer(store).render(tenantId, { id, variables: {} });
+    return createTemplateRenderer(store).render(tenantId, { id, variables: {} }, NO_LINK);
   });
   for (const { html } of await Promise.all(edits)) assert.match(html ?? '', /^\d$/);
   await Promise.all(changes);
