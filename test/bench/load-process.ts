@@ -22,6 +22,7 @@ export interface Load {
   readonly startedAtMs: number;
   readonly seconds: number;
   readonly p50Ms: number;
+  readonly p95Ms: number;
   readonly p99Ms: number;
   readonly maxMs: number;
   /** Of this process. */
@@ -101,6 +102,7 @@ async function send(order: Order): Promise<Load> {
     startedAtMs,
     seconds,
     p50Ms: at(0.5),
+    p95Ms: at(0.95),
     p99Ms: at(0.99),
     maxMs: at(1),
     cpuS: (cpu.user + cpu.system) / 1e6,

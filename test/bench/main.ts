@@ -16,6 +16,7 @@
 //   noisy             how long other tenants' mail takes while one tenant has --rows emails to be sent
 //   dead              the rate of 990 destinations beside ten that refuse or never answer
 //   inbound           mail that comes in, checked, routed and stored, beside Postfix taking it into its queue
+//   fan-out           a broadcast to --rows contacts (default 100,000), and what the API feels of it
 //
 //   --rows N          (default 1,000,000)
 //
@@ -29,6 +30,7 @@ import { benchAttachment } from './attachment.ts';
 import { benchBacklog } from './backlog.ts';
 import { BenchFailed, createCleanup } from './children.ts';
 import { benchDead } from './dead.ts';
+import { benchFanOut } from './fan-out.ts';
 import { benchInbound } from './inbound.ts';
 import type { Load } from './load.ts';
 import { benchNoisyTenant } from './noisy-tenant.ts';
@@ -48,7 +50,7 @@ const MAX = { emails: 1_000_000, rounds: 20, connections: 200, workers: 16, rows
 const TMPFS = 0x01021994;
 const EXIT = { SIGINT: 130, SIGTERM: 143, SIGHUP: 129 } as const;
 
-const CASES = ['speed', 'attachment', 'backlog', 'noisy', 'dead', 'inbound'];
+const CASES = ['speed', 'attachment', 'backlog', 'noisy', 'dead', 'inbound', 'fan-out'];
 
 interface Options {
   readonly what: string;
@@ -70,14 +72,15 @@ function readOptions(): Options {
       rounds: { type: 'string', default: '3' },
       connections: { type: 'string', default: '20' },
       workers: { type: 'string', default: '1' },
-      rows: { type: 'string', default: '1000000' },
+      rows: { type: 'string' },
       only: { type: 'string' },
       profile: { type: 'boolean', default: false },
       json: { type: 'boolean', default: false },
     },
   });
   const whole = (name: keyof typeof MAX, min: number): number => {
-    const value = Number(values[name]);
+    const rows = positionals[0] === 'fan-out' ? '100000' : '1000000';
+    const value = Number(values[name] ?? rows);
     if (Number.isInteger(value) && value >= min && value <= MAX[name]) return value;
     throw new BenchFailed(`--${name} must be a whole number from ${min} to ${MAX[name]}`);
   };
@@ -196,6 +199,7 @@ try {
   else if (options.what === 'noisy') console.log(await benchNoisyTenant(many));
   else if (options.what === 'dead') console.log(await benchDead(many));
   else if (options.what === 'inbound') console.log(await benchInbound(many));
+  else if (options.what === 'fan-out') console.log(await benchFanOut(many));
   else await bench(options, plan);
 } catch (error) {
   // What fails after a signal fails because of it.
