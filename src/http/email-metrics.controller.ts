@@ -39,7 +39,10 @@ export interface EmailMetricsQuery {
   broadcast_id?: string[];
 }
 
-/** Counts of emails, each in the period of its creation and by what it shows now; rates are percentages. */
+/**
+ * Counts of emails, each in the period of its creation and by what it shows now; rates are percentages. Opens, clicks and
+ * unsubscribes count in the period of their email; those of machines do not count.
+ */
 export interface EmailMetrics {
   object: 'metrics';
   start_date: Date;
@@ -50,7 +53,7 @@ export interface EmailMetrics {
   totals: { [metric: string]: number };
   /**
    * For each combination of the dimensions `period` (its first day, or the hour), `domain_id` and `domain_name`,
-   * `email_id`, and the metrics.
+   * `email_id`, `broadcast_id` and `broadcast_name` (mail of broadcasts only), and the metrics.
    */
   data?: { [name: string]: string | number | null }[];
 }
@@ -70,7 +73,7 @@ export class EmailMetricsController extends Controller {
     this.verbs = verbs;
   }
 
-  /** Counts emails by what became of them. */
+  /** Counts emails by what became of them, and received ones (`received`). */
   @Get()
   @OperationId('getEmailMetrics')
   @SuccessResponse(200, 'The counts')

@@ -1,11 +1,21 @@
-// Counts what became of a tenant's emails, from the rows themselves: an email counts in the period of its creation,
-// once however many recipients it has, by what it shows now. So an email moves between counts, and
-// the sum over the periods is the total.
+// Counts what became of a tenant's emails: an email counts in the period of its creation, once however many recipients it
+// has, by what it shows now; opens and clicks count there, too, every time that a person did it, and received mail when it
+// came. So an email moves between counts, and the sum over the periods is the total. What is old was counted before
+// (metric-rollup.ts), the rest is read from the rows.
 import { parseTime, type Refuse } from '../access/filters.ts';
 import { refuseFields, type Issue } from '../access/refusal.ts';
 import { firstIdAt } from '../access/request-log.ts';
 import { isUuid } from '../store/id.ts';
 import type { Store } from '../store/orm.ts';
+import { QUARTER_MS } from '../timeline/late-changes.ts';
+import {
+  countQuartersSql,
+  countRowsSql,
+  COUNTS,
+  NO_BROADCAST,
+  RECEIVED_DOMAIN,
+  type Keys,
+} from './metric-counts.ts';
 
 /** As the query has it; lists may be repeated or have commas. */
 export interface MetricsQuery {
@@ -34,35 +44,6 @@ export interface EmailMetrics {
   readonly data: readonly MetricRow[] | null;
 }
 
-const IS_DELIVERED = `e.last_event in ('delivered', 'opened', 'clicked', 'complained')`;
-const BOUNCE_CODE = `e.provider_last_error ->> 'code'`;
-const IS_PERMANENT = `e.last_event = 'bounced' and ${BOUNCE_CODE} like '5.%'`;
-/** Its lifetime ended while it was put off. */
-const IS_TRANSIENT = `e.last_event = 'bounced'
-  and (${BOUNCE_CODE} = 'expired' or ${BOUNCE_CODE} like '4.%')`;
-
-/** What an email must be to count. Opens and clicks are not told apart yet from first ones. */
-const COUNTS: Readonly<Record<string, string>> = {
-  received: 'false',
-  delivered: IS_DELIVERED,
-  complained: `e.last_event = 'complained'`,
-  suppressed: `e.last_event = 'suppressed'`,
-  bounced: `e.last_event = 'bounced'`,
-  bounced_transient: IS_TRANSIENT,
-  bounced_permanent: IS_PERMANENT,
-  bounced_undetermined: `e.last_event = 'bounced'
-    and not coalesce((${IS_PERMANENT}) or (${IS_TRANSIENT}), false)`,
-  opened: `e.last_event in ('opened', 'clicked')`,
-  clicked: `e.last_event = 'clicked'`,
-  unsubscribed: 'false',
-  delivery_delayed: `e.last_event = 'delivery_delayed' or e.provider_retry_count > 0`,
-  failed: `e.last_event = 'failed'`,
-  sent: 'e.provider_last_attempted_at is not null',
-  // The answer to the final dot was lost: one more try is to come, or nobody will ever know.
-  unknown: `e.last_event in ('sent', 'delivery_delayed') and ${BOUNCE_CODE} = 'unknown_after_dot'`,
-  unique_opened: `e.last_event in ('opened', 'clicked')`,
-  unique_clicked: `e.last_event = 'clicked'`,
-};
 /** Percentages with one decimal; 0 where there is nothing to divide by. */
 const RATES: Readonly<Record<string, readonly [part: string, whole: string]>> = {
   delivery_rate: ['delivered', 'sent'],
@@ -72,7 +53,7 @@ const RATES: Readonly<Record<string, readonly [part: string, whole: string]>> = 
   complaint_rate: ['complained', 'delivered'],
   unsubscribe_rate: ['unsubscribed', 'delivered'],
 };
-const METRICS = [...Object.keys(COUNTS), ...Object.keys(RATES)];
+const METRICS = [...COUNTS, ...Object.keys(RATES)];
 /** Ours and not Resend's: counted for whoever asks by name. */
 const ASKED_FOR_ONLY = new Set(['unknown']);
 const DIMENSIONS = ['period', 'domain', 'email', 'broadcast'];
@@ -87,7 +68,6 @@ const PERIODS: Readonly<Record<string, { readonly unit: string; readonly ms: num
 };
 
 const RANGE_DEFAULT_MS = 6 * DAY_MS;
-/** All its rows are read. */
 const RANGE_MAX_DAYS = 400;
 const PERIODS_MAX = 10_000;
 /** Rows of `data`. */
@@ -162,96 +142,239 @@ async function countRows(
   tenantId: string,
   checked: Checked,
 ): Promise<readonly CountRow[]> {
-  const { dimensions } = checked;
-  // No email is of a broadcast yet.
-  if (checked.broadcastIds !== null || dimensions.includes('broadcast')) return [];
+  const { dimensions, start, end } = checked;
+  const counts = COUNTS.filter((name) =>
+    checked.metrics.some((metric) => metric === name || RATES[metric]?.includes(name)),
+  );
+  const isByEmail = checked.emailIds !== null || dimensions.includes('email');
+  const before = isByEmail
+    ? { from: 0, until: 0, stale: [] }
+    : await readRolled(store, tenantId, checked);
+
   const values: unknown[] = [];
   const value = (given: unknown): string => `$${values.push(given)}`;
   const tenant = `${value(tenantId)}::uuid`;
   const period = dimensions.includes('period') ? periodsOf(checked, value) : null;
-  const keys = [
-    ...(period === null ? [] : [[`${period.of} as period`, 'e.period']]),
-    ...(dimensions.includes('domain') ? [['e.from_domain as domain_name', 'e.domain_name']] : []),
-    ...(dimensions.includes('email') ? [['e.id as email_id', 'e.email_id']] : []),
-  ].map(([inner, outer]) => ({ inner: inner!, outer: outer! }));
-  const counts = Object.entries(COUNTS);
-  // Periods without an email have their row, too.
-  const everyPeriod = dimensions.length === 1 ? (period?.all ?? null) : null;
-  const where = [
-    `e.tenant_id = ${tenant}`,
-    `e.id >= ${value(firstIdAt(checked.start.getTime()))}`,
-    `e.id < ${value(firstIdAt(checked.end.getTime()))}`,
-    ...(checked.emailIds === null ? [] : [`e.id = any (${value(checked.emailIds)}::uuid[])`]),
-    ...(checked.domainIds === null
+  const keys: Keys = {
+    quarter: period !== null,
+    domain: dimensions.includes('domain'),
+    broadcast: dimensions.includes('broadcast'),
+    email: dimensions.includes('email'),
+  };
+  const where = filtersOf(checked, { tenant, value });
+  const ids = (ms: readonly number[]): string => `${value(ms.map(firstIdAt))}::uuid[]`;
+  const { spans, quarters } = leftOf(start.getTime(), end.getTime(), before);
+  const sources = [
+    ...spans.map(([from, to]) => ({
+      first: `${value(firstIdAt(from))}::uuid`,
+      past: `${value(firstIdAt(to))}::uuid`,
+    })),
+    ...(quarters.length === 0
+      ? []
+      : [{ firsts: ids(quarters), pasts: ids(quarters.map((ms) => ms + QUARTER_MS)) }]),
+  ]
+    .flatMap((range) =>
+      countRowsSql({
+        tenant,
+        ids: range,
+        keys,
+        counts,
+        sentWhere: where.sent,
+        receivedWhere: where.received,
+        emailsMax: isByEmail ? ROWS_MAX + 1 : null,
+      }),
+    )
+    .concat(
+      before.until <= before.from
+        ? []
+        : countQuartersSql({
+            keys,
+            counts,
+            where: [
+              `q.tenant_id = ${tenant}`,
+              `q.quarter >= ${value(new Date(before.from))}::timestamptz`,
+              `q.quarter < ${value(new Date(before.until))}::timestamptz`,
+              `q.quarter <> all (${value(before.stale.map((ms) => new Date(ms)))}::timestamptz[])`,
+              ...where.counted,
+            ],
+          }),
+    );
+  const columns = [
+    ...(period === null
       ? []
       : [
-          `e.from_domain in (select name from sending_domain
-            where tenant_id = ${tenant} and id = any (${value(checked.domainIds)}::uuid[]))`,
+          {
+            key: `${period.of} as period`,
+            names: [`${period.name('e.period')} as period`],
+            order: 'e.period',
+          },
         ]),
+    ...(keys.domain
+      ? [
+          {
+            key: 's.domain as domain_name',
+            names: ['d.id as domain_id', 'e.domain_name'],
+            order: 'e.domain_name',
+          },
+        ]
+      : []),
+    ...(keys.broadcast
+      ? [
+          {
+            key: 's.broadcast_id',
+            names: ['e.broadcast_id', 'b.name as broadcast_name'],
+            order: 'e.broadcast_id',
+          },
+        ]
+      : []),
+    ...(keys.email ? [{ key: 's.email_id', names: ['e.email_id'], order: 'e.email_id' }] : []),
   ];
-  const names = [
-    ...(period === null ? [] : [`${period.name('e.period')} as period`]),
-    ...(dimensions.includes('domain') ? ['s.id as domain_id', 'e.domain_name'] : []),
-    ...(dimensions.includes('email') ? ['e.email_id'] : []),
-  ];
+  // Periods without an email have their row, too.
+  const everyPeriod = dimensions.length === 1 ? (period?.all() ?? null) : null;
   const text = `
     with counted as (
       select ${[
-        ...keys.map(({ inner }) => inner),
-        ...counts.map(([, is], index) => `count(*) filter (where ${is})::int as c${index}`),
+        ...columns.map(({ key }) => key),
+        ...counts.map((name) => `sum(s.${name}) as ${name}`),
       ].join(', ')}
-      from email e where ${where.join(' and ')}
-      ${keys.length === 0 ? '' : `group by ${keys.map((_, index) => index + 1).join(', ')}`}
+      from (${sources.join(' union all ')}) s
+      ${columns.length === 0 ? '' : `group by ${columns.map((_, index) => index + 1).join(', ')}`}
     ), e as (
       select * from counted
       ${everyPeriod === null ? '' : `right join (${everyPeriod}) as every (period) using (period)`}
     )
-    select ${[...names, ...counts.map((_, index) => `coalesce(e.c${index}, 0) as c${index}`)].join(', ')}
+    select ${[
+      ...columns.flatMap(({ names }) => names),
+      ...counts.map((name) => `coalesce(e.${name}, 0) as ${name}`),
+    ].join(', ')}
     from e
-    ${
-      dimensions.includes('domain')
-        ? `left join sending_domain s on s.tenant_id = ${tenant} and s.name = e.domain_name`
-        : ''
-    }
-    ${keys.length === 0 ? '' : `order by ${keys.map(({ outer }) => outer).join(', ')}`}
+    ${keys.domain ? `left join sending_domain d on d.tenant_id = ${tenant} and d.name = e.domain_name` : ''}
+    ${keys.broadcast ? `left join broadcast b on b.tenant_id = ${tenant} and b.id = e.broadcast_id` : ''}
+    ${columns.length === 0 ? '' : `order by ${columns.map(({ order }) => order).join(', ')}`}
     limit ${ROWS_MAX + 1}`;
   const { rows } = await store.pool.query<Record<string, string | number | null>>(text, values);
   return rows.map((row) => ({
     of: Object.fromEntries(
-      ['period', 'domain_id', 'domain_name', 'email_id']
-        .filter((name) => name in row)
-        .map((name) => [name, row[name] === null ? null : String(row[name])]),
+      NAMES.filter((name) => name in row).map((name) => [
+        name,
+        row[name] === null ? null : String(row[name]),
+      ]),
     ),
-    counts: Object.fromEntries(counts.map(([name], index) => [name, Number(row[`c${index}`])])),
+    counts: Object.fromEntries(counts.map((name) => [name, Number(row[name])])),
   }));
 }
 
-/** SQL: the period of an email, all periods of the range, and what a period is called. */
+/** Of dimensions, in the answer. */
+const NAMES = ['period', 'domain_id', 'domain_name', 'email_id', 'broadcast_id', 'broadcast_name'];
+
+/** Milliseconds since 1970. */
+interface Rolled {
+  /** Quarters of an hour from then on, and before that, were counted. */
+  readonly from: number;
+  readonly until: number;
+  /** These excepted, in order. */
+  readonly stale: readonly number[];
+}
+
+/**
+ * What of the range was counted. A quarter that is noted as stale after this was read still counts as what it was at this
+ * moment.
+ */
+async function readRolled(
+  store: Store,
+  tenantId: string,
+  { start, end }: Pick<Checked, 'start' | 'end'>,
+): Promise<Rolled> {
+  const from = Math.ceil(start.getTime() / QUARTER_MS) * QUARTER_MS;
+  const last = Math.floor(end.getTime() / QUARTER_MS) * QUARTER_MS;
+  const { rows } = await store.pool.query<{ until: string | null; stale: string[] | null }>({
+    name: 'read-rolled',
+    text: `select (extract(epoch from r.counted_until) * 1000)::bigint::text as until,
+        (select array_agg((extract(epoch from s.quarter) * 1000)::bigint::text order by s.quarter)
+         from metric_stale s where s.tenant_id = $1 and s.quarter >= $2
+           and s.quarter < least($3, r.counted_until)) as stale
+      from metric_rolled r where r.tenant_id = $1`,
+    values: [tenantId, new Date(from), new Date(last)],
+  });
+  const until = Math.min(last, Number(rows[0]?.until ?? 0));
+  return { from, until, stale: (rows[0]?.stale ?? []).map(Number) };
+}
+
+/** What has to be read of its rows: at least one span, which may be empty, and single quarters. Ends are exclusive. */
+function leftOf(
+  start: number,
+  end: number,
+  { from, until, stale }: Rolled,
+): {
+  readonly spans: readonly (readonly [from: number, to: number])[];
+  readonly quarters: readonly number[];
+} {
+  if (until <= from) return { spans: [[start, end]], quarters: [] };
+  const head = start < from ? [[start, from] as const] : [];
+  return { spans: [...head, [until, end]], quarters: stale };
+}
+
+/** SQL: conditions on sent mail, received mail and what was counted of both. */
+function filtersOf(
+  { domainIds, emailIds, broadcastIds, dimensions }: Checked,
+  sql: { readonly tenant: string; readonly value: (given: unknown) => string },
+): Record<'sent' | 'received' | 'counted', readonly string[]> {
+  // Each is one value, and sent mail is always read: a value that no text names is refused.
+  const [domains, emails, broadcasts] = [domainIds, emailIds, broadcastIds].map((given) =>
+    given === null ? '' : `any (${sql.value(given)}::uuid[])`,
+  );
+  const isOf = (column: string): string =>
+    `${column} in (select name from sending_domain where tenant_id = ${sql.tenant} and id = ${domains})`;
+  // By broadcast is of broadcasts only.
+  const isBroadcast = dimensions.includes('broadcast');
+  return {
+    sent: [
+      ...(domainIds === null ? [] : [isOf('e.from_domain')]),
+      ...(emailIds === null ? [] : [`e.id = ${emails}`]),
+      ...(broadcastIds === null ? [] : [`e.broadcast_id = ${broadcasts}`]),
+      ...(isBroadcast ? ['e.broadcast_id is not null'] : []),
+    ],
+    // Those of no broadcast.
+    received: [
+      ...(domainIds === null ? [] : [isOf(RECEIVED_DOMAIN)]),
+      ...(emailIds === null ? [] : [`r.id = ${emails}`]),
+      ...(broadcastIds !== null || isBroadcast ? ['false'] : []),
+    ],
+    counted: [
+      ...(domainIds === null ? [] : [isOf('q.domain')]),
+      ...(broadcastIds === null ? [] : [`q.broadcast_id = ${broadcasts}`]),
+      ...(isBroadcast ? [`q.broadcast_id <> ${NO_BROADCAST}`] : []),
+    ],
+  };
+}
+
+/** SQL: the period of a quarter of an hour, all periods of the range, and what a period is called. */
 function periodsOf(
   { start, end, granularity, timezone }: Checked,
   value: (given: unknown) => string,
-): { readonly of: string; readonly all: string; readonly name: (column: string) => string } {
+): { readonly of: string; readonly all: () => string; readonly name: (column: string) => string } {
   const { unit } = PERIODS[granularity]!;
-  const [from, last, zone] = [
-    `${value(start)}::timestamptz`,
-    `${value(new Date(end.getTime() - 1))}::timestamptz`,
-    `${value(timezone)}::text`,
-  ];
-  // An id may run a moment ahead of the clock: its email is kept inside the range that its id is in.
-  const created = `least(greatest(e.created_at, ${from}), ${last})`;
+  const zone = `${value(timezone)}::text`;
+  const first = (): string => `${value(start)}::timestamptz`;
+  const last = (): string => `${value(new Date(end.getTime() - 1))}::timestamptz`;
+  const quarter = `to_timestamp(s.quarter * ${QUARTER_MS / 1_000})`;
   if (granularity === 'hourly') {
     // Instants, since a local hour may come twice.
     return {
-      of: `date_trunc('hour', ${created}, ${zone})`,
-      all: `select generate_series(date_trunc('hour', ${from}, ${zone}), ${last}, interval '1 hour')`,
+      of: `date_trunc('hour', ${quarter}, ${zone})`,
+      all: () =>
+        // By half hours: where the clock is changed by one, hours begin at other minutes from then on.
+        `select distinct date_trunc('hour', half, ${zone})
+         from generate_series(date_trunc('hour', ${first()}, ${zone}), ${last()}, interval '30 minutes') half`,
       name: (column) => `to_char(${column} at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS".000Z"')`,
     };
   }
   const local = (instant: string): string =>
     `date_trunc('${unit}', ${instant} at time zone ${zone})`;
   return {
-    of: local(created),
-    all: `select generate_series(${local(from)}, ${last} at time zone ${zone}, interval '1 ${unit}')`,
+    of: local(quarter),
+    all: () =>
+      `select generate_series(${local(first())}, ${last()} at time zone ${zone}, interval '1 ${unit}')`,
     name: (column) => `to_char(${column}, 'YYYY-MM-DD')`,
   };
 }

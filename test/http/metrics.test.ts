@@ -4,6 +4,7 @@ import { Resend } from 'resend';
 import { suite } from 'uvu';
 import * as assert from 'uvu/assert';
 import { newId } from '../../src/store/id.ts';
+import { noteLateChanges } from '../../src/timeline/late-changes.ts';
 import { startApp, type App } from '../support/app.ts';
 import { onDatabase, secondTenant } from '../support/second-tenant.ts';
 
@@ -26,6 +27,18 @@ const RANGE = 'start_date=2025-10-24&end_date=2025-10-28';
 
 const idAt = (time: string): string =>
   Date.parse(time).toString(16).padStart(12, '0').replace(/^.{8}/, '$&-') + newId().slice(13);
+
+/** The appliance counts old mail meanwhile, and mail does not come into the past by itself. */
+async function note(tenant: string, ...ids: readonly string[]): Promise<void> {
+  await onDatabase(app, async (pool) => {
+    const client = await pool.connect();
+    await noteLateChanges(
+      client,
+      ids.map((emailId) => ({ tenantId: tenant, emailId })),
+    );
+    client.release();
+  });
+}
 
 /** An email of the past, as its row would be. */
 async function add(
@@ -53,6 +66,7 @@ async function add(
       ],
     ),
   );
+  await note(about.tenant ?? tenantId, id);
   return id;
 }
 let bounced: string;
@@ -85,6 +99,77 @@ const ask = async (query: string): Promise<Metrics> => {
 };
 const column = (metrics: Metrics, name: string, value: string) =>
   metrics.data?.map((row) => [row[name], row[value]]);
+
+test('opens and clicks of persons, received mail and mail of broadcasts', async () => {
+  const range = 'start_date=2025-08-01&end_date=2025-08-02';
+  const [one, two] = [
+    await add('2025-08-01T01:00:00Z', 'clicked'),
+    await add('2025-08-01T02:00:00Z', 'delivered'),
+  ];
+  const broadcastId = newId();
+  const receivedId = idAt('2025-08-01T03:00:00Z');
+  await onDatabase(app, async (pool) => {
+    await pool.query(
+      `insert into broadcast (tenant_id, id, name, status, created_at, updated_at)
+       values ($1, $2, 'August', 'sent', now(), now())`,
+      [tenantId, broadcastId],
+    );
+    await pool.query('update email set broadcast_id = $1 where id = $2', [broadcastId, one]);
+    for (const [id, kind, suspect] of [
+      [one, 'opened', null],
+      [one, 'opened', 'proxy'],
+      [one, 'clicked', null],
+      [one, 'clicked', 'scanner'],
+      [one, 'unsubscribed', null],
+      [two, 'opened', 'prefetch'],
+    ]) {
+      await pool.query(
+        // Long after: they count where their email does.
+        `insert into engagement (tenant_id, email_id, id, kind, at, suspect)
+         values ($1, $2, $3, $4, '2025-09-01', $5)`,
+        [tenantId, id, newId(), kind, suspect],
+      );
+    }
+    await pool.query(
+      `insert into received_email (tenant_id, id, created_at, mail_from, received_for, route_decisions,
+         from_shown, to_shown, cc_shown, bcc_shown, reply_to_shown, subject, attachments)
+       values ($1, $2, now(), '', '["Ada@MAILSTEAD.test"]', '[]', '', '[]', '[]', '[]', '[]', '', '[]')`,
+      [tenantId, receivedId],
+    );
+  });
+  await note(tenantId, one, two, receivedId);
+  const metrics =
+    'received,delivered,opened,clicked,unsubscribed,unique_opened,unique_clicked,open_rate';
+  const of = async (query: string) => (await ask(`${range}&metrics=${metrics}&${query}`)).totals;
+  const ofOne = {
+    received: 0,
+    delivered: 1,
+    opened: 2,
+    clicked: 1,
+    unsubscribed: 1,
+    unique_opened: 1,
+    unique_clicked: 1,
+    open_rate: 100,
+  };
+  const all = { ...ofOne, received: 1, delivered: 2, open_rate: 50 };
+  assert.equal(await of(''), all);
+  assert.equal(await of(`domain_id=${domainId}`), all);
+  assert.equal(await of(`email_id=${one}`), ofOne);
+  assert.equal(await of(`broadcast_id=${broadcastId}`), ofOne);
+  assert.equal(await of('dimensions=broadcast'), ofOne);
+  assert.is((await of(`email_id=${receivedId}`))['received'], 1);
+  const by = await ask(`${range}&metrics=opened&dimensions=period,broadcast`);
+  assert.equal(by.data, [
+    { period: '2025-08-01', broadcast_id: broadcastId, broadcast_name: 'August', opened: 2 },
+  ]);
+  const { key } = await secondTenant(app);
+  const { body } = await app.call<Metrics>(
+    'GET',
+    `/emails/metrics?${range}&metrics=received,opened&broadcast_id=${broadcastId}`,
+    { key },
+  );
+  assert.equal(body.totals, { received: 0, opened: 0 });
+});
 
 test('mail whose last answer was lost is counted for whoever asks', async () => {
   const range = 'start_date=2025-09-01T00:00:00Z&end_date=2025-09-02T00:00:00Z';
