@@ -1,9 +1,12 @@
 // Every statement that changes or deletes a stored domain. They are in one file since others hang on whether mail can
-// arrive at a domain: whoever ends that, by whatever way, tells them in the same transaction.
+// arrive at a domain: whoever ends that, by whatever way, tells them in the same transaction. So are webhooks told, where
+// something changed that the tenant sees.
 import type { PoolClient } from 'pg';
 import type { RecordChecks } from '../store/sending-domain.ts';
-import type { DomainRow, Queryable } from './rows.ts';
+import type { Place } from './records.ts';
+import { readDomain, type DomainRow, type Queryable } from './rows.ts';
 import type { Standing } from './status.ts';
+import { domainData, isDomainHooked, tellDomain } from './view.ts';
 
 type DomainKey = Pick<DomainRow, 'tenantId' | 'id'>;
 
@@ -16,6 +19,7 @@ export interface ReceivingEnd extends DomainKey {
 
 export interface ChangeDependencies {
   readonly now: () => Date;
+  readonly place: Place;
   /**
    * Called in the transaction of the change, which holds the row of the domain; a deleted one is still there. Locks of its own
    * come after that of the domain.
@@ -37,6 +41,8 @@ async function change(
   );
   const [before] = found;
   if (before === undefined) return;
+  const isTold = await isDomainHooked(client, tenantId, 'domain.updated');
+  const seen = isTold ? await readDomain(client, tenantId, id) : null;
   const { rows: changed } = await client.query<{ receiving: boolean; isVerified: boolean }>(
     `update sending_domain set ${to.set} where tenant_id = $1 and id = $2
      returning receiving, receiving_verified as "isVerified"`,
@@ -47,18 +53,49 @@ async function change(
     const why = receiving ? 'not_verified' : 'switched_off';
     await d.onReceivingEnd(client, { tenantId, id, name: before.name, why, at: d.now() });
   }
+  const domain = seen === null ? null : await readDomain(client, tenantId, id);
+  if (seen === null || domain === null || isSeenSame(seen, domain, d.place)) return;
+  await tellDomain(client, 'domain.updated', { domain, place: d.place, at: d.now() });
 }
 
-/** What a caller can change of a domain. */
+const isSeenSame = (before: DomainRow, after: DomainRow, place: Place): boolean =>
+  JSON.stringify(domainData(before, place)) === JSON.stringify(domainData(after, place));
+
+/** What one check, or a change of the settings, made of a domain. */
+export interface Outcome extends Standing {
+  readonly recordChecks: RecordChecks;
+  readonly verifyingSince: Date | null;
+  readonly checkCount: number;
+  readonly checkedAt: Date | null;
+  readonly nextCheckAt: Date | null;
+}
+
+const SET_OUTCOME = `status = $3, sending_verified = $4, receiving_verified = $5, record_checks = $6,
+  verifying_since = $7, check_count = $8, checked_at = coalesce($9, checked_at), next_check_at = $10`;
+
+const valuesOf = (outcome: Outcome): readonly unknown[] => [
+  outcome.status,
+  outcome.sendingVerified,
+  outcome.receivingVerified,
+  JSON.stringify(outcome.recordChecks),
+  outcome.verifyingSince,
+  outcome.checkCount,
+  outcome.checkedAt,
+  outcome.nextCheckAt,
+];
+
+/** What a caller can change of a domain, and what follows from it: one change. */
 export async function writeSettings(
   d: ChangeDependencies,
   client: PoolClient,
   domain: DomainRow,
+  outcome: Outcome,
 ): Promise<void> {
   await change(d, client, domain, {
-    set: `tracking_subdomain = $3, open_tracking = $4, click_tracking = $5, tls = $6, sending = $7,
-      receiving = $8, inbound_dmarc = $9`,
+    set: `${SET_OUTCOME}, tracking_subdomain = $11, open_tracking = $12, click_tracking = $13, tls = $14,
+      sending = $15, receiving = $16, inbound_dmarc = $17`,
     values: [
+      ...valuesOf(outcome),
       domain.trackingSubdomain,
       domain.openTracking,
       domain.clickTracking,
@@ -70,35 +107,13 @@ export async function writeSettings(
   });
 }
 
-/** What one check, or a change of the settings, made of a domain. */
-export interface Outcome extends Standing {
-  readonly recordChecks: RecordChecks;
-  readonly verifyingSince: Date | null;
-  readonly checkCount: number;
-  readonly checkedAt: Date | null;
-  readonly nextCheckAt: Date | null;
-}
-
 export async function writeOutcome(
   d: ChangeDependencies,
   client: PoolClient,
   domain: DomainKey,
   outcome: Outcome,
 ): Promise<void> {
-  await change(d, client, domain, {
-    set: `status = $3, sending_verified = $4, receiving_verified = $5, record_checks = $6,
-      verifying_since = $7, check_count = $8, checked_at = coalesce($9, checked_at), next_check_at = $10`,
-    values: [
-      outcome.status,
-      outcome.sendingVerified,
-      outcome.receivingVerified,
-      JSON.stringify(outcome.recordChecks),
-      outcome.verifyingSince,
-      outcome.checkCount,
-      outcome.checkedAt,
-      outcome.nextCheckAt,
-    ],
-  });
+  await change(d, client, domain, { set: SET_OUTCOME, values: valuesOf(outcome) });
 }
 
 const LOST = 'Another account on this server has proven that the name is theirs.';
@@ -132,6 +147,8 @@ export async function deleteDomain(
   if (rows[0] === undefined) return false;
   const { name } = rows[0];
   await d.onReceivingEnd(client, { tenantId, id, name, why: 'deleted', at: d.now() });
+  const domain = (await readDomain(client, tenantId, id))!;
+  await tellDomain(client, 'domain.deleted', { domain, place: d.place, at: d.now() });
   await client.query('delete from sending_domain where tenant_id = $1 and id = $2', [tenantId, id]);
   return true;
 }

@@ -23,6 +23,7 @@ import {
   type Queryable,
 } from './rows.ts';
 import { holdsName, PATIENCE_MS } from './status.ts';
+import { tellDomain } from './view.ts';
 
 export interface ClaimView {
   readonly id: string;
@@ -102,6 +103,10 @@ export function createClaimVerbs(d: DomainDependencies): ClaimVerbs {
             // Null: it was there a moment ago.
             { sealingKey: d.sealingKey, keys: keys ?? (await generateDkimKeys()) },
           ));
+        if (own === null) {
+          const domain = (await readDomain(client, tenantId, domainId))!;
+          await tellDomain(client, 'domain.created', { ...d, domain, at: d.now() });
+        }
         await client.query(
           `insert into domain_claim (tenant_id, id, domain_id, name, token, status, created_at, expires_at)
            values ($1, $2, $3, $4, $5, 'pending', $6, $7)`,

@@ -3,13 +3,13 @@
 import type { Caller } from '../access/keys.ts';
 import { checkPage, refuseCursor, toPage, type PageRequest } from '../access/page.ts';
 import { refuseFields } from '../access/refusal.ts';
-import type { RecordKind, RecordStatus } from '../store/sending-domain.ts';
+import type { RecordKind } from '../store/sending-domain.ts';
 import { takeTurns } from './at-once.ts';
-import { deleteDomain, writeOutcome, writeSettings } from './changes.ts';
+import { deleteDomain, writeSettings } from './changes.ts';
 import { refuseTaken, verifyDomain, type CheckDependencies } from './check.ts';
 import { createClaimVerbs, type ClaimVerbs } from './claims.ts';
 import { addDomain, generateDkimKeys, refuseOwnName } from './create.ts';
-import { wantedRecords, type Place } from './records.ts';
+import { wantedRecords } from './records.ts';
 import {
   checkCreate,
   checkUpdate,
@@ -19,21 +19,9 @@ import {
 } from './request.ts';
 import { isTaken, lockName, readDomain, readPage, type DomainRow } from './rows.ts';
 import { nextCheck, standingOf } from './status.ts';
+import { tellDomain, viewOf, type DomainView } from './view.ts';
 
-/** A record to publish, and what was found of it. */
-export interface RecordView {
-  readonly record: string;
-  readonly name: string;
-  readonly type: 'MX' | 'TXT' | 'CNAME';
-  readonly value: string;
-  readonly priority: number | null;
-  readonly status: RecordStatus;
-  readonly detail: string | null;
-}
-
-export interface DomainView extends Omit<DomainRow, 'recordChecks' | 'keys'> {
-  readonly records: readonly RecordView[];
-}
+export type { DomainView, RecordView } from './view.ts';
 
 export interface DomainVerbs {
   /** Throws a Refusal. */
@@ -76,7 +64,9 @@ export function createDomainVerbs(d: DomainDependencies): DomainVerbs {
           { tenantId, status: 'not_started', ...checked },
           { sealingKey: d.sealingKey, keys },
         );
-        return view((await readDomain(client, tenantId, id))!);
+        const domain = (await readDomain(client, tenantId, id))!;
+        await tellDomain(client, 'domain.created', { ...d, domain, at: d.now() });
+        return view(domain);
       });
     },
 
@@ -131,8 +121,7 @@ async function updateDomain(
     const after = { ...before, ...change };
     const issues = settingIssues(after);
     if (issues.length > 0) throw refuseFields(issues);
-    await writeSettings(d, client, after);
-    await writeOutcome(d, client, after, outcomeOfChange(d, before, after));
+    await writeSettings(d, client, after, outcomeOfChange(d, before, after));
     return true;
   });
 }
@@ -176,12 +165,3 @@ const untouched = (domain: DomainRow) => ({
   checkedAt: null,
   nextCheckAt: null,
 });
-
-function viewOf({ recordChecks, keys, ...domain }: DomainRow, place: Place): DomainView {
-  const records = wantedRecords(domain, keys, place).map(({ kind, ...record }) => ({
-    ...record,
-    status: recordChecks[kind]?.status ?? 'not_started',
-    detail: recordChecks[kind]?.detail ?? null,
-  }));
-  return { ...domain, records };
-}

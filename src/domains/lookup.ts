@@ -6,6 +6,7 @@ import type { DkimKey } from '../mail/dkim.ts';
 import { unseal } from '../store/seal.ts';
 import type { DomainStatus, TlsMode } from '../store/sending-domain.ts';
 import { sealContext } from './create.ts';
+import { TRACKING_DEFAULT } from './records.ts';
 
 export interface SendingDomainFacts {
   readonly id: string;
@@ -15,6 +16,10 @@ export interface SendingDomainFacts {
   /** Sending is on, and what it needs in the DNS is verified, or was less than 72 h ago. */
   readonly canSend: boolean;
   readonly tls: TlsMode;
+  readonly openTracking: boolean;
+  readonly clickTracking: boolean;
+  /** Where tracked links lead: only while its CNAME is verified. */
+  readonly trackingHost: string | null;
 }
 
 export interface Signer {
@@ -38,7 +43,7 @@ const ENTRIES_MAX = 10_000;
 function remember<T>(
   ageMaxMs: number,
   ask: (key: string) => Promise<T>,
-): { get(key: string): Promise<T> } {
+): { get(key: string): Promise<T>; forget(): void } {
   const entries = new Map<string, { until: number; value: Promise<T> }>();
   return {
     get(key) {
@@ -52,6 +57,7 @@ function remember<T>(
       value.catch(() => entries.delete(key));
       return value;
     },
+    forget: () => entries.clear(),
   };
 }
 
@@ -69,10 +75,16 @@ export interface DomainLookup {
    * or one where bounces come home.
    */
   takesMail(name: string): Promise<boolean>;
+  /** A domain was changed here: what comes next sees it as it is. Other processes see it within a second. */
+  forget(): void;
 }
 
-const FACTS =
-  'select id, name, status, sending, sending and sending_verified as "canSend", tls from sending_domain';
+const FACTS = `
+  select id, name, status, sending, sending and sending_verified as "canSend", tls,
+    open_tracking as "openTracking", click_tracking as "clickTracking",
+    case when record_checks -> 'tracking_cname' ->> 'status' = 'verified'
+      then coalesce(tracking_subdomain, '${TRACKING_DEFAULT}') || '.' || name end as "trackingHost"
+  from sending_domain`;
 
 export function createDomainLookup(pool: Pool, sealingKey: Buffer): DomainLookup {
   const domains = remember(DOMAIN_CACHE_MS, async (key) => {
@@ -146,6 +158,11 @@ export function createDomainLookup(pool: Pool, sealingKey: Buffer): DomainLookup
     async signerByName(tenantId, name) {
       const domain = await domains.get(`${tenantId} ${name}`);
       return domain === null ? null : findSigner(tenantId, domain.id);
+    },
+    forget() {
+      domains.forget();
+      states.forget();
+      takers.forget();
     },
   };
 }

@@ -9,6 +9,8 @@
 // index's columns and a constant limit, which makes any other plan dearer, and what is joined afterwards is
 // estimated by a constant limit, too. `offset 0` keeps a look from being taken once for each of its uses.
 
+import { isHooked } from '../timeline/outbox.ts';
+
 /** Tenants that one claim visits. */
 const TENANTS_MAX = 64;
 /** Destinations that one claim looks at, all tenants together; each tenant may look at a few at least. */
@@ -101,7 +103,8 @@ export const CLAIM = `
     limit ${TENANTS_MAX}
   ), tenants as materialized (
     select id, greatest(1, least($3::integer, $2 / count(*) over ()))::integer as share,
-      greatest(${STEPS_MIN}, ${STEPS_MAX} / count(*) over ())::integer as steps
+      greatest(${STEPS_MIN}, ${STEPS_MAX} / count(*) over ())::integer as steps,
+      ${isHooked('visited.id', `'email.sent'`)} as is_hooked
     from visited
   ), singles as materialized (
     select t.id as tenant_id, t.share, r.*, false as is_bulk
@@ -144,7 +147,7 @@ export const CLAIM = `
     from (select * from due limit ${ROWS_MAX}) due
     where d.tenant_id = due.tenant_id and d.email_id = due.email_id and d.position = due.position
     returning d.tenant_id, d.email_id, d.position, d.recipient, d.lane, d.attempts, d.is_bulk,
-      d.lane_faults, d.unknowns, due.number, due.share
+      d.lane_faults, d.unknowns, d.interruptions, due.number, due.share
   ), begun as (
     insert into attempt (tenant_id, email_id, position, number, started_at)
     select tenant_id, email_id, position, attempts, now() from claimed
@@ -162,15 +165,18 @@ export const CLAIM = `
     select * from claimed
     union all
     -- What was not looked at: where the next claim goes on.
-    select tenant_id, null, null, null, lane, null, is_bulk, null, null, number, share
+    select tenant_id, null, null, null, lane, null, is_bulk, null, null, null, number, share
     from (select * from singles union all select * from bulk) m where m.email_id is null
     union all
-    select id, null, null, null, null, null, null, null, null, number, null
+    select id, null, null, null, null, null, null, null, null, null, number, null
     from walked where number = least(${TENANTS_MAX}, $2)
   )
   select c.*, (extract(epoch from e.created_at) * 1000)::bigint::text as created_ms,
-    e.recipient_count, e.from_domain, k.raw, k.raw_size_bytes, k.blob_key, k.needs_smtp_utf8,
+    coalesce(t.is_hooked, false) as is_hooked,
+    (extract(epoch from coalesce(e.scheduled_at, e.created_at)) * 1000)::bigint::text as planned_ms,
+    e.recipient_count, e.from_domain, e.topic_id, e.broadcast_id, k.raw, k.raw_size_bytes, k.blob_key, k.needs_smtp_utf8,
     k.signing_tenant_id, k.signing_domain_id, k.ignores_tls_policy, k.envelope_from, k.may_go_unsigned
   from told c
+  left join tenants t on t.id = c.tenant_id
   left join email e on e.tenant_id = c.tenant_id and e.id = c.email_id
   left join email_content k on k.tenant_id = c.tenant_id and k.email_id = c.email_id`;

@@ -5,7 +5,8 @@
 import { LOWEST_ID } from '../store/id.ts';
 import type { Store } from '../store/orm.ts';
 import { CLAIM } from './claim-statement.ts';
-import { flagSecondCopies, withholdSuppressed } from './withhold.ts';
+import { tellSent, type Begun } from './told.ts';
+import { flagSecondCopies, withholdUnsendable, type Offer } from './withhold.ts';
 
 export interface ClaimedDelivery {
   readonly tenantId: string;
@@ -53,8 +54,13 @@ interface ClaimRow {
   is_bulk: boolean;
   lane_faults: number;
   unknowns: number;
+  interruptions: number;
+  is_hooked: boolean;
+  planned_ms: string;
   created_ms: string;
   recipient_count: number;
+  topic_id: string | null;
+  broadcast_id: string | null;
   raw: Buffer | null;
   raw_size_bytes: number;
   blob_key: string | null;
@@ -120,7 +126,8 @@ const REST_MIN = 0.5;
  * Claims at most `max` due deliveries for the worker run `epoch`: every tenant gets the same share, and what some do
  * not use goes to the others, up to `perTenant`. Of a tenant's mail that for one recipient goes first; of bulk
  * mail that waits beside it one in four goes along. Of one destination no more than its room, all
- * tenants together. What was claimed for an address that is suppressed by now ends here and is not in the list.
+ * tenants together. What was claimed for an address that is suppressed or opted out by now ends here and is not in the list;
+ * of the rest webhooks are told `email.sent`.
  */
 export async function claim(store: Store, options: ClaimOptions): Promise<Claimed> {
   let look = await lookFor(store, options, { only: null, max: options.max });
@@ -142,8 +149,9 @@ export async function claim(store: Store, options: ClaimOptions): Promise<Claime
     rows.push(...second.rows);
     cursors = { ...second.cursors, ...(cursors.tenant && { tenant: cursors.tenant }) };
   }
-  const deliveries = await withholdSuppressed(store, options.epoch, rows.map(readRow));
+  const deliveries = await withholdUnsendable(store, options.epoch, rows.map(readRow));
   await flagSecondCopies(store.pool, deliveries);
+  await tellSent(store.pool, deliveries);
   return { deliveries, cursors, hasMore: look.hasMore };
 }
 
@@ -245,7 +253,7 @@ function cursorsAfter(
   return { ...(tenant !== undefined && { tenant }), lanes: Object.fromEntries(kept) };
 }
 
-const readRow = (row: ClaimRow): ClaimedDelivery => ({
+const readRow = (row: ClaimRow): ClaimedDelivery & Offer & Begun => ({
   tenantId: row.tenant_id,
   emailId: row.email_id,
   position: row.position,
@@ -255,8 +263,13 @@ const readRow = (row: ClaimRow): ClaimedDelivery => ({
   isBulk: row.is_bulk,
   laneFaults: row.lane_faults,
   unknowns: row.unknowns,
+  interruptions: row.interruptions,
+  isHooked: row.is_hooked,
+  plannedMs: Number(row.planned_ms),
   createdAt: new Date(Number(row.created_ms)),
   recipientCount: row.recipient_count,
+  topicId: row.topic_id,
+  isBroadcast: row.broadcast_id !== null,
   raw: row.raw,
   rawSizeBytes: row.raw_size_bytes,
   blobKey: row.blob_key,

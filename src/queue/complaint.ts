@@ -2,6 +2,8 @@
 // fact for each recipient, however often it is reported.
 import type { PoolClient } from 'pg';
 import { newId } from '../store/id.ts';
+import { noteLateChanges } from '../timeline/late-changes.ts';
+import { tellWebhooks } from '../timeline/outbox.ts';
 
 export interface Complaint {
   readonly tenantId: string;
@@ -20,6 +22,7 @@ export async function recordComplaint(
     text: `update email set last_event = 'complained' where tenant_id = $1 and id = $2`,
     values: [tenantId, emailId],
   });
+  await noteLateChanges(client, [{ tenantId, emailId }]);
   const { rowCount } = await client.query({
     text: `insert into timeline (tenant_id, email_id, id, at, kind, detail)
       select $1, $2, $3, now(), 'complained', $4::jsonb
@@ -33,5 +36,11 @@ export async function recordComplaint(
       recipient,
     ],
   });
-  return rowCount === 1;
+  if (rowCount !== 1) return false;
+  const complaint = { type: detail['feedback_type'] ?? null };
+  const told = { recipient, complaint };
+  await tellWebhooks(client, [
+    { tenantId, type: 'email.complained', subjectId: emailId, detail: told },
+  ]);
+  return true;
 }

@@ -2,9 +2,19 @@
 // timeline, all emails of a call in one statement and so in one transaction. After it committed the
 // emails are ours to deliver. It does not validate: sending/accept.ts did.
 import type { Pool, PoolClient } from 'pg';
+import { UNSUBSCRIBED } from '../audience/wanting.ts';
 import type { DeliveryState } from '../store/delivery.ts';
 import type { EmailEvent, Tag } from '../store/email.ts';
 import { newId } from '../store/id.ts';
+import {
+  insertUntried,
+  scheduled,
+  suppressed,
+  UNTRIED_TYPES,
+  untriedColumns,
+  unwanted,
+  type Untried,
+} from './told.ts';
 
 /** A pool, or a client inside a transaction. */
 export type Queryable = Pool | PoolClient;
@@ -14,6 +24,8 @@ export interface NewDelivery {
   readonly lane: string;
   /** On the tenant's suppression list: no attempt is made. */
   readonly isSuppressed?: boolean;
+  /** Does not want mail of this topic (audience/wanting.ts): no attempt is made; not both. */
+  readonly isUnwanted?: boolean;
 }
 
 /** A file of the email; store/attachment.ts says what the fields mean. */
@@ -51,6 +63,8 @@ export interface NewEmail {
   readonly scheduledAt: Date | null;
   readonly topicId: string | null;
   readonly templateId: string | null;
+  /** The broadcast that it belongs to. */
+  readonly broadcastId?: string | null;
   /** In order of position. One with a `url` and no bytes holds the email back until it is fetched. */
   readonly attachments: readonly NewAttachment[];
   /** Lexemes that the list of emails is searched by (sending/search.ts). */
@@ -72,6 +86,8 @@ export interface NewEmail {
   /** The domain whose keys sign. */
   readonly signingTenantId: string | null;
   readonly signingDomainId: string | null;
+  /** How its html is tracked (tracking/track-html.ts), where the message is composed later; absent or null: not at all. */
+  readonly tracking?: object | null;
   /** In order of position, without repeats; at least one. */
   readonly deliveries: readonly NewDelivery[];
   /** One of many that were handed in together: mail for one recipient goes before it. */
@@ -109,6 +125,9 @@ class Parameters {
  */
 export const GROUP_SIZES: readonly number[] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32];
 
+/** Of the statement: emails, contents, timeline, search. */
+const ALWAYS_PARTS = 4;
+
 const json = (value: unknown): string | null => (value === null ? null : JSON.stringify(value));
 
 /** What is said of a recipient that is not sent to. */
@@ -117,38 +136,46 @@ export const SUPPRESSED = {
   reply: 'The address is on the suppression list, so nothing is sent to it.',
 } as const;
 
+/** One of the many of a broadcast that are sent now. */
+const isOfBroadcast = (email: NewEmail): boolean =>
+  (email.broadcastId ?? null) !== null && email.scheduledAt === null;
+
 /** Nothing but a message for now: needs no columns and rows beyond those that every email has. */
 const isPlain = (email: NewEmail): boolean =>
   email.scheduledAt === null &&
   email.topicId === null &&
   email.templateId === null &&
+  (email.broadcastId ?? null) === null &&
   email.attachments.length === 0 &&
-  !email.deliveries.some(({ isSuppressed }) => isSuppressed === true);
+  !email.deliveries.some(isWithheld);
 
 const isFetchedFirst = ({ attachments }: NewEmail): boolean =>
   attachments.some(
     ({ url, blobKey, rawOffset }) => url !== null && blobKey === null && rawOffset === null,
   );
-const suppressedOf = ({ deliveries }: NewEmail): readonly string[] =>
-  deliveries.filter(({ isSuppressed }) => isSuppressed === true).map(({ recipient }) => recipient);
-const isAllSuppressed = (email: NewEmail): boolean =>
-  suppressedOf(email).length === email.deliveries.length;
+const isWithheld = ({ isSuppressed, isUnwanted }: NewDelivery): boolean =>
+  isSuppressed === true || isUnwanted === true;
+const isNobodyLeft = ({ deliveries }: NewEmail): boolean => deliveries.every(isWithheld);
+/** Nobody is left, and nobody is suppressed either. */
+const isUnwanted = ({ deliveries }: NewEmail): boolean =>
+  deliveries.every((delivery) => delivery.isUnwanted === true);
 
 function stateOf(email: NewEmail, delivery: NewDelivery): DeliveryState {
   if (delivery.isSuppressed === true) return 'suppressed';
+  if (delivery.isUnwanted === true) return 'failed';
   if (email.scheduledAt !== null) return 'scheduled';
   return isFetchedFirst(email) ? 'preparing' : 'ready';
 }
 
-/** `scheduled` and `suppressed` follow from the email itself, so that row and deliveries agree. */
+/** `scheduled`, `suppressed` and `failed` follow from the email itself, so that row and deliveries agree. */
 function eventOf(email: NewEmail): EmailEvent {
-  if (isAllSuppressed(email)) return 'suppressed';
+  if (isNobodyLeft(email)) return isUnwanted(email) ? 'failed' : 'suppressed';
   return email.scheduledAt === null ? email.lastEvent : 'scheduled';
 }
 
 /**
  * Stores the emails and their deliveries: to be claimed at once, or waiting for their time, for their
- * attachments, or for nothing where the address is suppressed. One statement: all of them or none.
+ * attachments, or for nothing where the address is suppressed or opted out. One statement: all of them or none.
  * Throws what Postgres says; a key that exists already is a bug of the caller.
  */
 export async function enqueue(db: Queryable, emails: readonly NewEmail[]): Promise<void> {
@@ -160,7 +187,9 @@ export async function enqueue(db: Queryable, emails: readonly NewEmail[]): Promi
     insertContents(parameters, emails),
     insertTimeline(parameters, emails),
     ...insertSearch(parameters, emails),
-    ...(arePlain ? [] : insertAttachments(parameters, emails)),
+    ...(arePlain
+      ? []
+      : [...insertAttachments(parameters, emails), ...insertOutbox(parameters, emails)]),
   ];
   const text = `with ${parts.map((part, index) => `part${index} as (${part})`).join(', ')}
     ${insertDeliveries(parameters, emails, arePlain)}`;
@@ -168,8 +197,15 @@ export async function enqueue(db: Queryable, emails: readonly NewEmail[]): Promi
   const isSearched = emails.every(({ searchTerms }) => searchTerms.length > 0);
   const isUsual =
     arePlain && (isSearched || emails.every((email) => email.searchTerms.length === 0));
-  const name =
-    isUsual && GROUP_SIZES.includes(emails.length)
+  // And one for broadcasts, whose groups are full, where it is made of the same parts.
+  const isFullBroadcast =
+    isSearched &&
+    parts.length === ALWAYS_PARTS &&
+    emails.length === GROUP_SIZES.at(-1) &&
+    emails.every((email) => isOfBroadcast(email) && !email.deliveries.some(isWithheld));
+  const name = isFullBroadcast
+    ? { name: 'enqueue-broadcast' }
+    : isUsual && GROUP_SIZES.includes(emails.length)
       ? { name: `enqueue-${emails.length}${isSearched ? '-searched' : ''}` }
       : {};
   await db.query({ ...name, text, values: parameters.values });
@@ -202,16 +238,21 @@ function insertEmails(
             email.scheduledAt,
             email.topicId,
             email.templateId,
+            email.broadcastId ?? null,
             email.attachments.length,
-            isAllSuppressed(email)
-              ? json({ code: SUPPRESSED.cause, message: SUPPRESSED.reply })
+            isNobodyLeft(email)
+              ? json(
+                  isUnwanted(email)
+                    ? { code: UNSUBSCRIBED.cause, message: UNSUBSCRIBED.ofTopic }
+                    : { code: SUPPRESSED.cause, message: SUPPRESSED.reply },
+                )
               : null,
           ]),
     ]),
   );
   const more = arePlain
     ? ''
-    : ', scheduled_at, topic_id, template_id, attachment_count, provider_last_error';
+    : ', scheduled_at, topic_id, template_id, broadcast_id, attachment_count, provider_last_error';
   return `
     insert into email (tenant_id, id, created_at, message_id, from_given, from_domain, to_given,
       cc_given, bcc_given, reply_to_given, subject, tags, last_event, recipient_count${more})
@@ -235,33 +276,34 @@ function insertContents(parameters: Parameters, emails: readonly NewEmail[]): st
       email.ignoresTlsPolicy === true,
       email.envelopeFrom ?? null,
       email.mayGoUnsigned === true,
+      json(email.tracking ?? null),
     ]),
   );
   return `
     insert into email_content (tenant_id, email_id, html, text, headers, raw, raw_size_bytes,
       blob_key, needs_smtp_utf8, signing_tenant_id, signing_domain_id, ignores_tls_policy,
-      envelope_from, may_go_unsigned)
+      envelope_from, may_go_unsigned, tracking)
     values ${rows.join(', ')}`;
 }
 
 function insertTimeline(parameters: Parameters, emails: readonly NewEmail[]): string {
   const rows = emails.flatMap((email) => {
     const { tenantId, id, timelineId, createdAt } = email;
-    const suppressed = suppressedOf(email);
+    const tell = (kind: string, withheld: readonly NewDelivery[]): readonly string[] => {
+      if (withheld.length === 0) return [];
+      const detail = json({ recipients: withheld.map(({ recipient }) => recipient) });
+      return [parameters.tuple([tenantId, id, newId(), createdAt, kind, detail])];
+    };
     return [
       parameters.tuple([tenantId, id, timelineId, createdAt, 'accepted', json(email.accepted)]),
-      ...(suppressed.length === 0
-        ? []
-        : [
-            parameters.tuple([
-              tenantId,
-              id,
-              newId(),
-              createdAt,
-              'suppressed',
-              json({ recipients: suppressed }),
-            ]),
-          ]),
+      ...tell(
+        'suppressed',
+        email.deliveries.filter((one) => one.isSuppressed === true),
+      ),
+      ...tell(
+        'unsubscribed',
+        email.deliveries.filter((one) => one.isUnwanted === true),
+      ),
     ];
   });
   return `
@@ -305,7 +347,7 @@ function insertAttachments(parameters: Parameters, emails: readonly NewEmail[]):
       of('integer', ({ file }) => file.rawLength),
     ].join(', ')})`;
   // Nobody left to send to: nothing to fetch.
-  const fetched = emails.filter((email) => isFetchedFirst(email) && !isAllSuppressed(email));
+  const fetched = emails.filter((email) => isFetchedFirst(email) && !isNobodyLeft(email));
   if (fetched.length === 0) return [attachments];
   const fetches = `
     insert into attachment_fetch (tenant_id, email_id, due_at)
@@ -324,6 +366,28 @@ function insertAttachments(parameters: Parameters, emails: readonly NewEmail[]):
       ),
     ].join(', ')}) as f (tenant_id, email_id, scheduled_at)`;
   return [attachments, fetches];
+}
+
+/** What webhooks are told of emails that are not on their way yet. */
+function insertOutbox(parameters: Parameters, emails: readonly NewEmail[]): string[] {
+  const events = emails.flatMap((email): readonly Untried[] => {
+    const { tenantId, id: emailId, scheduledAt } = email;
+    const isPlanned = scheduledAt !== null && !isNobodyLeft(email);
+    return [
+      ...(isPlanned ? [scheduled({ tenantId, emailId }, scheduledAt)] : []),
+      ...email.deliveries.flatMap((delivery) => {
+        const about = { tenantId, emailId, recipient: delivery.recipient };
+        if (delivery.isSuppressed === true) return [suppressed(about, SUPPRESSED.reply)];
+        if (delivery.isUnwanted !== true) return [];
+        return [unwanted(about, { reason: UNSUBSCRIBED.cause, message: UNSUBSCRIBED.ofTopic })];
+      }),
+    ];
+  });
+  if (events.length === 0) return [];
+  const columns = untriedColumns(events).map((values, index) =>
+    parameters.column(values, UNTRIED_TYPES[index]!),
+  );
+  return [insertUntried(columns)];
 }
 
 /** As arrays: their number varies, and the database's clock sets their times. */
@@ -363,8 +427,10 @@ function insertDeliveries(
       expires_at, last_cause, last_reply)
     select tenant_id, email_id, position, recipient, lane, is_bulk, state, coalesce(scheduled_at, now()),
       coalesce(scheduled_at, now()) + lifetime_ms * interval '1 millisecond',
-      case when state = 'suppressed' then ${parameters.one(SUPPRESSED.cause)} end,
-      case when state = 'suppressed' then ${parameters.one(SUPPRESSED.reply)} end
+      case state when 'suppressed' then ${parameters.one(SUPPRESSED.cause)}
+        when 'failed' then ${parameters.one(UNSUBSCRIBED.cause)} end,
+      case state when 'suppressed' then ${parameters.one(SUPPRESSED.reply)}
+        when 'failed' then ${parameters.one(UNSUBSCRIBED.ofTopic)} end
     from unnest(${columns.join(', ')})
       as d (tenant_id, email_id, position, recipient, lane, lifetime_ms, is_bulk, state,
         scheduled_at)`;

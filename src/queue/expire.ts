@@ -3,8 +3,10 @@
 // Mail that waits for anything else (a worker, an operator's pause, a blocked port) is tried once more first.
 import type { PoolClient } from 'pg';
 import type { Store } from '../store/orm.ts';
+import { tellWebhooks } from '../timeline/outbox.ts';
 import { tellFacts } from './facts.ts';
 import { showEmails } from './settle.ts';
+import { bounced } from './told.ts';
 
 /** A lane whose first probe failed, too. */
 const OPENS_MIN = 2;
@@ -87,6 +89,15 @@ async function expireBatch(client: PoolClient): Promise<number> {
       recipients: [row.recipient],
       detail: { attempts: row.attempts, cause: 'connect_failed', reply: row.last_reply },
     })),
+  );
+  await tellWebhooks(
+    client,
+    rows.map((row) =>
+      bounced(
+        { tenantId: row.tenant_id, emailId: row.email_id, recipient: row.recipient },
+        { code: 'expired', cause: 'connect_failed', reply: row.last_reply },
+      ),
+    ),
   );
   // More than one: the rows are locked for their recomputation, whatever their number.
   await showEmails(

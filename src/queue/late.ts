@@ -30,8 +30,10 @@ import { SANDBOX_LANE } from '../store/destination.ts';
 import { newId } from '../store/id.ts';
 import type { Store } from '../store/orm.ts';
 import { suppress } from '../suppressions/suppressions.ts';
+import { tellWebhooks } from '../timeline/outbox.ts';
 import { recordComplaint } from './complaint.ts';
 import { showEmails } from './settle.ts';
+import { bounced, delivered } from './told.ts';
 
 /** `settled`: something changed; `noted`: the timeline has it; `not_now`: ask again when the attempt has ended. */
 export type LateResult = 'settled' | 'noted' | 'nothing' | 'not_now';
@@ -248,6 +250,13 @@ async function apply(
       reply: diagnostic ?? causeTexts[verdict.cause],
     });
     const { cause } = verdict;
+    const { tenant_id: tenantId, recipient } = at.row;
+    await tellWebhooks(client, [
+      bounced(
+        { tenantId, emailId: at.emailId, recipient },
+        { code: status ?? cause, cause, reply: diagnostic },
+      ),
+    ]);
     await tell(client, at, 'bounced', { ...told, cause, class: classOf(cause) });
     if (verdict.isDead && at.isShared !== true) await suppressRecipient(client, at, 'bounce');
     return 'settled';
@@ -278,6 +287,10 @@ async function decide(
       to.state === 'bounced' ? to.reply : null,
     ],
   });
+  if (to.state === 'delivered') {
+    const { tenant_id: tenantId, recipient } = row;
+    await tellWebhooks(client, [delivered({ tenantId, emailId, recipient })]);
+  }
   const shown = { tenantId: row.tenant_id, emailId, recipientCount: row.recipient_count };
   await showEmails(client, [shown]);
 }

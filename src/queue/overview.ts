@@ -1,6 +1,7 @@
 // The queue as an operator sees it: how much waits, for which lane, of which tenant, and since when. Every number has a
 // limit up to which it is counted, so that asking costs the same whether a thousand rows wait or ten million; what
 // was counted to its limit says so.
+import { UNSUBSCRIBED } from '../audience/wanting.ts';
 import { UNKNOWNS_MAX } from '../store/delivery.ts';
 import { readBlockedEgresses, type BlockedEgress } from './egress-state.ts';
 import type { Queryable } from './enqueue.ts';
@@ -71,7 +72,8 @@ interface Group {
   readonly load: Load;
 }
 
-const IS_DEAD = `(state = 'failed' or (state = 'bounced' and last_cause = 'expired')
+const IS_DEAD = `((state = 'failed' and last_cause is distinct from '${UNSUBSCRIBED.cause}')
+  or (state = 'bounced' and last_cause = 'expired')
   or (state = 'unknown' and unknowns >= ${UNKNOWNS_MAX}))`;
 const IS_WAITING = `state in ('deferred', 'unknown')`;
 

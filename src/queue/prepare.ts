@@ -2,8 +2,10 @@
 // `preparing`, to ready or to failed. A lease says who fetches; whoever ends it first decides.
 import type { PoolClient } from 'pg';
 import { newId } from '../store/id.ts';
+import { tellWebhooks } from '../timeline/outbox.ts';
 import type { NewAttachment, Queryable } from './enqueue.ts';
 import { showEmails } from './settle.ts';
+import { failed } from './told.ts';
 
 /** One email whose attachments somebody fetches now. */
 export interface ClaimedFetch {
@@ -174,12 +176,18 @@ export async function failPrepared(
     values: [tenantId, emailId, attempt],
   });
   if (ended.rowCount !== 1) return null;
-  await client.query({
+  const { rows } = await client.query<{ recipient: string }>({
     name: 'prepared-failed',
     text: `update delivery set state = 'failed', last_cause = $3, last_reply = $4
-      where tenant_id = $1 and email_id = $2 and state = 'preparing'`,
+      where tenant_id = $1 and email_id = $2 and state = 'preparing' returning recipient`,
     values: [tenantId, emailId, why.cause, why.reply],
   });
+  await tellWebhooks(
+    client,
+    rows.map(({ recipient }) =>
+      failed({ tenantId, emailId, recipient }, { reason: why.cause, message: why.reply }),
+    ),
+  );
   await client.query({
     name: 'tell-failed',
     text: `insert into timeline (tenant_id, email_id, id, at, kind, detail)

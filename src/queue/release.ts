@@ -1,7 +1,8 @@
 // Gives mail that was given up one more lifetime, because somebody asked for it: dead letters whose cause can be mended,
 // what expired, and, where the asker wants that, mail that may have arrived already. Nobody else is touched: what was
-// delivered, refused by its host, suppressed or canceled stays so.
+// delivered, refused by its host, suppressed, not wanted or canceled stays so.
 import type { PoolClient } from 'pg';
+import { UNSUBSCRIBED } from '../audience/wanting.ts';
 import { UNKNOWNS_MAX } from '../store/delivery.ts';
 import type { Store } from '../store/orm.ts';
 import type { Queryable } from './enqueue.ts';
@@ -16,6 +17,8 @@ const UNMENDABLE = ['attachment_unavailable', 'attachment_refused'];
 export type NotReleased =
   /** Given up, but its address has been suppressed since. */
   | 'suppressed'
+  /** Nobody got it, because they have opted out. */
+  | 'unsubscribed'
   /** It may have arrived, and the asker did not say that this does not matter. */
   | 'unknown'
   /** Given up, and not all of the message was ever there. */
@@ -77,6 +80,7 @@ export async function releaseEmail(
     );
     const reasonOf = (row: Row): NotReleased | null => {
       if (!isGivenUp(row)) return 'not_given_up';
+      if (row.last_cause === UNSUBSCRIBED.cause) return 'unsubscribed';
       if (isSuppressed({ tenantId, recipient: row.recipient })) return 'suppressed';
       // Also where a later attempt was put off until the end: the first copy may have arrived.
       if (row.unknowns > 0 && !how.includeUnknown) return 'unknown';
@@ -85,7 +89,9 @@ export async function releaseEmail(
     const released = rows.filter((row) => reasonOf(row) === null);
     if (released.length === 0) {
       const reasons = new Set(rows.map(reasonOf));
-      const told = (['suppressed', 'unknown', 'incomplete'] as const).find((r) => reasons.has(r));
+      const told = (['suppressed', 'unknown', 'incomplete', 'unsubscribed'] as const).find((r) =>
+        reasons.has(r),
+      );
       return { outcome: 'nothing', why: told ?? 'not_given_up' };
     }
     await makeReady(client, of, { released, lifetimeMs: how.lifetimeMs });

@@ -4,8 +4,10 @@
 import type { PoolClient } from 'pg';
 import { newId } from '../store/id.ts';
 import type { Store } from '../store/orm.ts';
+import { noteLateChanges } from '../timeline/late-changes.ts';
 import { SUPPRESSED, type Queryable } from './enqueue.ts';
 import { unstage } from './prepare.ts';
+import { suppressed as suppressedEvent, tellUntried } from './told.ts';
 import { findSuppressedNow } from './withhold.ts';
 
 /** The lane of schedules among the alarms: no mail leaves by it. */
@@ -116,6 +118,10 @@ async function wakeBatch(client: PoolClient): Promise<number> {
     ],
   });
   const told = emails.filter(({ suppressed }) => suppressed.length > 0);
+  await noteLateChanges(
+    client,
+    told.map(({ tenantId, id: emailId }) => ({ tenantId, emailId })),
+  );
   if (told.length > 0) {
     await client.query({
       text: `insert into timeline (tenant_id, email_id, id, at, kind, detail)
@@ -132,6 +138,14 @@ async function wakeBatch(client: PoolClient): Promise<number> {
       ],
     });
   }
+  await tellUntried(
+    client,
+    rows
+      .filter(isSuppressed)
+      .map(({ tenant_id: tenantId, email_id: emailId, recipient }) =>
+        suppressedEvent({ tenantId, emailId, recipient }, SUPPRESSED.reply),
+      ),
+  );
   const nobodyLeft = emails.filter(({ isLeft }) => !isLeft);
   if (nobodyLeft.length > 0) {
     await client.query({

@@ -3,16 +3,21 @@
 // somebody else has decided since (fencing). Deliveries, attempts and the emails' shown state change
 // in one transaction. The database's clock decides what has expired.
 import type { PoolClient } from 'pg';
+import { UNSUBSCRIBED } from '../audience/wanting.ts';
 import { sandboxFate } from '../mail/sandbox.ts';
 import { isTriedAgain, UNKNOWNS_MAX } from '../store/delivery.ts';
 import { SANDBOX_LANE, SINK_LANE } from '../store/destination.ts';
+import { NEW_ID } from '../store/id.ts';
 import type { Store } from '../store/orm.ts';
 import { suppress } from '../suppressions/suppressions.ts';
+import { isLate, noteLateChanges } from '../timeline/late-changes.ts';
+import { isHooked, tellWebhooks } from '../timeline/outbox.ts';
 import { recordComplaint } from './complaint.ts';
 import type { Queryable } from './enqueue.ts';
 import { tellFacts, type Fact } from './facts.ts';
 import { DEFAULT_OUTCOMES, type OutcomePolicy } from './outcome-policy.ts';
 import { admitSuspects, IS_SUSPECT } from './suspect.ts';
+import { eventsOf, type SettledDelivery } from './told.ts';
 
 export type Verdict = 'delivered' | 'deferred' | 'bounced' | 'failed' | 'unknown';
 
@@ -97,8 +102,12 @@ const IS_LAST = `(${IS_LATE} and d.expires_at - now() >= r.delay_ms * 0.5 * inte
 const IS_EXPIRED = `(${IS_LATE} and not ${IS_LAST})`;
 const IS_WAITING = `(r.verdict in ('deferred', 'unknown') and not ${IS_EXPIRED})`;
 
+/** Failed, because the recipient opted out: no dead letter. */
+const IS_UNWANTED = `(d.state = 'failed' and coalesce(d.last_cause = '${UNSUBSCRIBED.cause}', false))`;
+
 // The worst recipient still undecided, else the worst final one: failed, bounced, suppressed, unknown
-// for good, delivered. So one suppressed recipient shows although the others have it, as a bounced one does.
+// for good, delivered. So one suppressed recipient shows although the others have it, as a bounced one does. Who does
+// not want it shows only where that is all there is (as failed): nothing went wrong, and nobody has to look into it.
 // `rows`: the deliveries of whole emails, as `d`.
 const showing = (rows: string): string => `
   update email e
@@ -112,6 +121,7 @@ const showing = (rows: string): string => `
         when x.bounced then 'bounced'
         when x.suppressed then 'suppressed'
         when x.unsure then 'sent'
+        when x.unwanted then 'failed'
         else 'delivered' end,
     provider_retry_count = x.retries,
     provider_next_retry_at = x.next_at,
@@ -125,17 +135,18 @@ const showing = (rows: string): string => `
       bool_or(d.state in ('preparing', 'ready', 'in_flight')) as moving,
       bool_or(d.state = 'scheduled') as scheduled,
       bool_or(d.attempts > 0) as begun,
-      bool_or(d.state = 'failed') as failed,
+      bool_or(d.state = 'failed' and not ${IS_UNWANTED}) as failed,
+      bool_and(${IS_UNWANTED}) as unwanted,
       bool_or(d.state = 'bounced') as bounced,
       bool_or(d.state = 'suppressed') as suppressed,
       bool_or(d.state = 'unknown') as unsure,
-      bool_or(d.state = 'failed' or (d.state = 'bounced' and d.last_cause = 'expired')
+      bool_or((d.state = 'failed' and not ${IS_UNWANTED}) or (d.state = 'bounced' and d.last_cause = 'expired')
         or (d.state = 'unknown' and d.unknowns >= ${UNKNOWNS_MAX})) as dead,
       sum(greatest(d.attempts - 1, 0)) as retries,
       min(d.due_at) filter (where d.state = 'deferred'
         or (d.state = 'unknown' and d.unknowns < ${UNKNOWNS_MAX})) as next_at,
       (array_agg(jsonb_build_object('code', d.last_cause, 'message', coalesce(d.last_reply, ''))
-        order by d.state = 'suppressed', d.position)
+        order by d.state = 'suppressed' or ${IS_UNWANTED}, d.position)
         filter (where d.last_cause is not null))[1] as error
     from ${rows}
     group by d.tenant_id, d.email_id
@@ -204,11 +215,18 @@ const SETTLE = `
     join settled s on s.tenant_id = r.tenant_id and s.email_id = r.email_id and s.position = r.position
     where a.tenant_id = r.tenant_id and a.email_id = r.email_id and a.position = r.position
       and a.number = r.number
+  ), told as (
+    insert into outbox (tenant_id, id, type, subject_id, detail, at)
+    select s.tenant_id, ${NEW_ID}, 'email.delivered', s.email_id,
+      jsonb_build_object('recipient', s.recipient), now()
+    from settled s
+    where s.state = 'delivered' and ${isHooked('s.tenant_id', `'email.delivered'`)}
   ), shown as (${showing('(select * from settled where is_only) d')})
   select tenant_id, email_id, recipient, cause, lane, state, unknowns, attempts, last_cause, last_reply,
     is_delay_told, (extract(epoch from due_at) * 1000)::bigint::text as due_ms,
     (extract(epoch from expires_at) * 1000)::bigint::text as expires_ms,
-    (select exists (select 1 from delivery where ${IS_SUSPECT})) as has_suspects
+    (select exists (select 1 from delivery where ${IS_SUSPECT})) as has_suspects,
+    (select exists (select 1 from webhook)) as has_hooks
   from settled`;
 
 // Settlements of several recipients of one email meet here; the order of the locks is fixed.
@@ -262,8 +280,8 @@ async function settleApart(
 }
 
 /** Nothing follows from it but what its statement writes. Over a connection: the sandbox's answers have consequences. */
-const isOneStatement = ({ verdict, recipientCount, evidence }: Settlement): boolean =>
-  verdict === 'delivered' && recipientCount === 1 && evidence.port !== null;
+const isOneStatement = ({ emailId, verdict, recipientCount, evidence }: Settlement): boolean =>
+  verdict === 'delivered' && recipientCount === 1 && evidence.port !== null && !isLate(emailId);
 
 async function settlePlain(
   store: Store,
@@ -323,8 +341,10 @@ async function settleIn(
   const shared = results.filter(
     ({ emailId, recipientCount }) => recipientCount > 1 && changed.has(emailId),
   );
-  if (shared.length > 0) await showEmails(client, shared);
+  if (shared.length > 0) await show(client, shared);
+  await noteLateChanges(client, results);
   await tellFacts(client, rows.flatMap(factsOf));
+  if (rows.some((row) => row.has_hooks)) await tellWebhooks(client, rows.flatMap(eventsOf));
   await followUp(client, rows);
   if (rows.some((row) => row.has_suspects)) await admitSuspects(client);
   return {
@@ -336,22 +356,12 @@ async function settleIn(
   };
 }
 
-interface SettledRow {
-  readonly tenant_id: string;
-  readonly email_id: string;
-  readonly recipient: string;
-  readonly cause: string | null;
+interface SettledRow extends SettledDelivery {
   readonly lane: string;
-  readonly state: string;
-  readonly unknowns: number;
-  readonly attempts: number;
-  readonly last_cause: string | null;
-  readonly last_reply: string | null;
-  readonly is_delay_told: boolean;
-  readonly due_ms: string;
-  readonly expires_ms: string;
   /** Of the whole queue, as it was before. */
   readonly has_suspects: boolean;
+  /** Anybody has webhooks. */
+  readonly has_hooks: boolean;
 }
 
 /** What the attempt itself does not say: that its recipient is late, or was given up for being late. */
@@ -403,10 +413,14 @@ async function followUp(client: PoolClient, rows: readonly SettledRow[]): Promis
 }
 
 /** Recomputes what the emails show from all their deliveries. */
-export async function showEmails(
-  client: PoolClient,
-  emails: readonly Pick<Settlement, 'tenantId' | 'emailId' | 'recipientCount'>[],
-): Promise<void> {
+export async function showEmails(client: PoolClient, emails: readonly ShownEmail[]): Promise<void> {
+  await show(client, emails);
+  await noteLateChanges(client, emails);
+}
+
+type ShownEmail = Pick<Settlement, 'tenantId' | 'emailId' | 'recipientCount'>;
+
+async function show(client: PoolClient, emails: readonly ShownEmail[]): Promise<void> {
   const shared = emails.filter(({ recipientCount }) => recipientCount > 1);
   const keysOf = (list: typeof emails): [string[], string[]] => {
     const distinct = [...new Map(list.map((email) => [email.emailId, email])).values()];

@@ -5,9 +5,8 @@
  * In: the parsed file. Out: values that answer without asking anybody. Refuses, with the key and what to fix, whatever
  * it does not know: a policy that is silently ignored is worse than none.
  */
-import { BlockList, isIP } from 'node:net';
 import { isHostName, toALabels } from '../dns/host-name.ts';
-import { duration, fields, list, oneOf, wrong } from '../mail/rule-file.ts';
+import { duration, fields, list, networks, oneOf, wrong } from '../mail/rule-file.ts';
 
 /** What becomes of a CR or LF that stands alone in a message. */
 export type BareNewlines = 'reject' | 'normalize';
@@ -93,7 +92,7 @@ export function readReceivingPolicy(file: unknown): ReceivingPolicy {
         max: NEW_PER_MINUTE_MAX,
       }),
     },
-    isProxy: readProxies(root.proxy_from),
+    isProxy: networks(root.proxy_from, 'proxy_from', PROXIES_MAX),
     dnsbl: domains(root.dnsbl, 'dnsbl', ZONES_MAX),
     recipientsMax: whole(root.recipients_max, 'recipients_max', RECIPIENTS),
     bareNewlines: oneOf(root.bare_newlines, 'bare_newlines', ['reject', 'normalize']),
@@ -130,21 +129,3 @@ function domains(value: unknown, at: string, max: number): readonly string[] {
     throw wrong(`${at}[${index}]`, 'a domain');
   });
 }
-
-function readProxies(value: unknown): (address: string) => boolean {
-  const proxies = new BlockList();
-  const entries = list(value, 'proxy_from', PROXIES_MAX);
-  for (const [index, one] of entries.entries()) {
-    const [address = '', prefix, ...rest] = typeof one === 'string' ? one.split('/') : [];
-    const bits = isIP(address) === 4 ? 32 : 128;
-    const isWhole = prefix === undefined || (/^\d{1,3}$/.test(prefix) && Number(prefix) <= bits);
-    if (isIP(address) === 0 || !isWhole || rest.length > 0) {
-      throw wrong(`proxy_from[${index}]`, 'an address or a network such as 10.0.0.0/8');
-    }
-    proxies.addSubnet(address, Number(prefix ?? bits), familyOf(address));
-  }
-  if (entries.length === 0) return () => false;
-  return (address) => isIP(address) !== 0 && proxies.check(address, familyOf(address));
-}
-
-const familyOf = (address: string): 'ipv4' | 'ipv6' => (isIP(address) === 4 ? 'ipv4' : 'ipv6');

@@ -1,4 +1,4 @@
-// Carries out replays: puts forwards of received mail in line, at the rate of each. All that are running take turns; a turn
+// Carries out replays: puts forwards of received mail in line, or what webhooks are told of it, at the rate of each. All that are running take turns; a turn
 // is one transaction that moves on behind the messages whose tasks it wrote, so after a crash none is missing and none
 // comes twice. Which rule a message is for says the route that took it, as its rule is now.
 import type { PoolClient } from 'pg';
@@ -7,6 +7,7 @@ import { LOWEST_ID, newId } from '../store/id.ts';
 import { fromJson } from '../store/json.ts';
 import type { Store } from '../store/orm.ts';
 import type { RouteDecision } from '../store/received-email.ts';
+import { isHooked, tellWebhooks } from '../timeline/outbox.ts';
 import { isDatabaseUnavailable } from '../store/unavailable.ts';
 
 /** Messages of one turn. */
@@ -25,6 +26,9 @@ interface ReplayRow {
   readonly id: string;
   readonly per_minute: number;
   readonly rule_id: string | null;
+  readonly forwards: boolean;
+  /** Webhooks are to be told, and one listens. */
+  readonly tells: boolean;
   readonly is_by_id: boolean;
   readonly cursor_id: string | null;
   readonly starts_ms: string | null;
@@ -78,6 +82,8 @@ async function takeTurn(
   const { rows } = await client.query<ReplayRow>({
     name: 'take-replay',
     text: `select tenant_id, id, per_minute, rule_id, ids is not null as is_by_id, cursor_id,
+        kinds ? 'forward' as forwards,
+        kinds ? 'webhook' and ${isHooked('receiving_replay.tenant_id', `'email.received'`)} as tells,
         (extract(epoch from starts_at) * 1000)::bigint::text as starts_ms,
         (extract(epoch from ends_at) * 1000)::bigint::text as ends_ms,
         floor(extract(epoch from clock_timestamp() - paced_at) * 1000)::bigint::text as behind_ms
@@ -95,18 +101,33 @@ async function takeTurn(
   const rules = await readRules(client, replay, messages);
 
   const tasks: Task[] = [];
+  const told: Message[] = [];
   let [taken, skipped, looked] = [0, 0, 0];
   let cursor = replay.cursor_id;
   for (const message of messages) {
     const own = tasksOf(message, replay, rules);
-    if (own.length > 0 && taken === due) break;
-    if (own.length > 0) taken += 1;
+    const isTold = replay.tells && message.isRead && (replay.rule_id === null || own.length > 0);
+    const isForwarded = replay.forwards && own.length > 0;
+    const isTaken = isForwarded || isTold;
+    if (isTaken && taken === due) break;
+    if (isTaken) taken += 1;
     else skipped += 1;
-    tasks.push(...own);
+    if (isForwarded) tasks.push(...own);
+    if (isTold) told.push(message);
     looked += 1;
     cursor = message.id;
   }
   await insertTasks(client, replay, tasks);
+  await tellWebhooks(
+    client,
+    told.map(({ id: subjectId }) => ({
+      tenantId: replay.tenant_id,
+      type: 'email.received',
+      subjectId,
+      detail: {},
+    })),
+  );
+  const planned = tasks.length + told.length;
   const isOver = looked === messages.length && messages.length < LOOK_MAX;
   // What is left of the time that was not used for messages counts for the next turn.
   const leftMs = behindMs - taken * pauseMs;
@@ -116,25 +137,28 @@ async function takeTurn(
         status = case when $6 then 'finished' else status end, updated_at = now(),
         paced_at = clock_timestamp() - $7 * interval '1 millisecond'
       where tenant_id = $1 and id = $2`,
-    values: [replay.tenant_id, replay.id, cursor, tasks.length, skipped, isOver, leftMs],
+    values: [replay.tenant_id, replay.id, cursor, planned, skipped, isOver, leftMs],
   });
   return { planned: tasks.length, nextInMs: isOver ? null : Math.max(0, -leftMs) };
 }
 
 interface Message {
   readonly id: string;
+  /** Else it tells of itself when it is. */
+  readonly isRead: boolean;
   readonly decisions: readonly RouteDecision[];
 }
 
 async function readNext(client: PoolClient, replay: ReplayRow): Promise<readonly Message[]> {
   const { rows } = await client.query<{
     id: string;
+    is_read: boolean;
     route_decisions: readonly RouteDecision[] | string;
   }>(
     replay.is_by_id
       ? {
           name: 'replay-by-id',
-          text: `select e.id, e.route_decisions from receiving_replay r
+          text: `select e.id, e.is_read, e.route_decisions from receiving_replay r
             cross join lateral jsonb_array_elements_text(r.ids) as i (id)
             join received_email e on e.tenant_id = r.tenant_id and e.id = i.id::uuid
             where r.tenant_id = $1 and r.id = $2 and e.id > $3
@@ -143,7 +167,7 @@ async function readNext(client: PoolClient, replay: ReplayRow): Promise<readonly
         }
       : {
           name: 'replay-by-time',
-          text: `select e.id, e.route_decisions from receiving_replay r
+          text: `select e.id, e.is_read, e.route_decisions from receiving_replay r
             join received_email e on e.tenant_id = r.tenant_id
             where r.tenant_id = $1 and r.id = $2 and e.id > $3 and e.id < $4
               and e.created_at >= r.starts_at and e.created_at < r.ends_at
@@ -156,7 +180,11 @@ async function readNext(client: PoolClient, replay: ReplayRow): Promise<readonly
           ],
         },
   );
-  return rows.map(({ id, route_decisions: decisions }) => ({ id, decisions: fromJson(decisions) }));
+  return rows.map(({ id, is_read: isRead, route_decisions: decisions }) => ({
+    id,
+    isRead,
+    decisions: fromJson(decisions),
+  }));
 }
 
 interface Rules {

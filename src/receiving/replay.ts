@@ -1,4 +1,4 @@
-// Replays, as the API sees them: orders to forward received mail again, by id or by time, at a rate. What carries them
+// Replays, as the API sees them: orders to forward received mail again, or to tell webhooks of it, by id or by time, at a rate. What carries them
 // out is in replay-turns.ts.
 import type { Caller } from '../access/keys.ts';
 import { parseTime } from '../access/filters.ts';
@@ -13,11 +13,14 @@ import {
 import { refuseFields, type Issue } from '../access/refusal.ts';
 import { isUuid, newId } from '../store/id.ts';
 import type { Store } from '../store/orm.ts';
-import { ReceivingReplay } from '../store/receiving-replay.ts';
+import { ReceivingReplay, replayKinds, type ReplayKind } from '../store/receiving-replay.ts';
 
 /** What to replay: `ids`, or `start_date` with `end_date`. */
 export interface CreateReplayRequest {
-  /** What happens again; absent: all that there is, which is `forward`. */
+  /**
+   * What happens again: `forward` (what is given when this is absent), and `webhook`, which tells `email.received` anew to
+   * the endpoints that want to hear of it.
+   */
   kinds?: string[] | null;
   /** Received emails, 1 to 1,000. */
   ids?: string[] | null;
@@ -27,7 +30,7 @@ export interface CreateReplayRequest {
   end_date?: string | null;
   /** Messages a minute, 1 to 6,000; absent: 600. */
   per_minute?: number | null;
-  /** Only what this forwarding rule is for. */
+  /** Only messages that this forwarding rule is for. */
   rule_id?: string | null;
 }
 
@@ -57,7 +60,6 @@ export interface ReplayVerbs {
   cancel(caller: Caller, id: string): Promise<boolean>;
 }
 
-export const REPLAY_KINDS = ['forward'] as const;
 const IDS_MAX = 1_000;
 const PER_MINUTE_MAX = 6_000;
 const PER_MINUTE_DEFAULT = 600;
@@ -89,8 +91,8 @@ export function createReplayVerbs(d: {
         );
         const { rowCount } = await client.query(
           `insert into receiving_replay (tenant_id, id, status, per_minute, rule_id, ids, starts_at,
-             ends_at, paced_at, created_at, updated_at)
-           select $1, $2, 'running', $3, $4, $5, $6, $7, now(), $8, $8
+             ends_at, paced_at, created_at, updated_at, kinds)
+           select $1, $2, 'running', $3, $4, $5, $6, $7, now(), $8, $8, $9::jsonb
            where (select count(*) from receiving_replay
              where tenant_id = $1 and status = 'running') < ${RUNNING_MAX}`,
           [
@@ -102,6 +104,7 @@ export function createReplayVerbs(d: {
             wanted.startsAt,
             wanted.endsAt,
             d.now(),
+            JSON.stringify(wanted.kinds),
           ],
         );
         return rowCount === 1;
@@ -193,6 +196,7 @@ async function countForwards(
 }
 
 interface Wanted {
+  readonly kinds: readonly ReplayKind[];
   readonly perMinute: number;
   readonly ruleId: string | null;
   readonly ids: readonly string[] | null;
@@ -207,7 +211,7 @@ function checkRequest(request: CreateReplayRequest, now: Date): Wanted {
     issues.push({ path, message });
     return null;
   };
-  checkKinds(request.kinds ?? null, refuse);
+  const kinds = readKinds(request.kinds ?? ['forward'], refuse);
   const perMinute = request.per_minute ?? PER_MINUTE_DEFAULT;
   if (!Number.isInteger(perMinute) || perMinute < 1 || perMinute > PER_MINUTE_MAX) {
     refuse('per_minute', `\`per_minute\` must be a whole number from 1 to ${PER_MINUTE_MAX}.`);
@@ -223,6 +227,7 @@ function checkRequest(request: CreateReplayRequest, now: Date): Wanted {
   const range = given === null && hasDates ? checkRange(request, now, refuse) : null;
   if (issues.length > 0) throw refuseFields(issues);
   return {
+    kinds,
     perMinute,
     ruleId: ruleId?.toLowerCase() ?? null,
     ids,
@@ -233,15 +238,15 @@ function checkRequest(request: CreateReplayRequest, now: Date): Wanted {
 
 type Refuse = (path: string, message: string) => null;
 
-function checkKinds(kinds: readonly string[] | null, refuse: Refuse): void {
-  if (kinds === null) return;
-  const known: readonly string[] = REPLAY_KINDS;
+function readKinds(kinds: readonly string[], refuse: Refuse): readonly ReplayKind[] {
+  const known: readonly string[] = replayKinds;
   const unknown = kinds.findIndex((kind) => !known.includes(kind));
   const names = known.map((kind) => `\`${kind}\``).join(', ');
   if (kinds.length === 0) refuse('kinds', `\`kinds\` must name what to replay: ${names}.`);
   if (unknown !== -1) {
     refuse(`kinds.${unknown}`, `\`kinds\` can hold ${names}; there is nothing else to replay.`);
   }
+  return replayKinds.filter((kind) => kinds.includes(kind));
 }
 
 function checkIds(given: readonly string[], refuse: Refuse): readonly string[] | null {

@@ -3,6 +3,7 @@ import type { PoolClient } from 'pg';
 import type { ParsedMessage } from '../mail/parse.ts';
 import { newId } from '../store/id.ts';
 import type { ReceivedAttachment } from '../store/received-email.ts';
+import { tellWebhooks } from '../timeline/outbox.ts';
 
 /** Which stored message. */
 export interface Place {
@@ -10,7 +11,7 @@ export interface Place {
   readonly id: string;
 }
 
-/** Fills in what was read from the message, once: false when it was filled in before, or is gone. */
+/** Fills in what was read from the message, once, and tells that it came: false when it was filled in before, or is gone. */
 export async function saveShown(
   client: Pick<PoolClient, 'query'>,
   { tenantId, id }: Place,
@@ -29,6 +30,7 @@ export async function saveShown(
      where tenant_id = $1 and email_id = $2`,
     [tenantId, id, ...contentColumns(parsed)],
   );
+  await tellWebhooks(client, [{ tenantId, type: 'email.received', subjectId: id, detail: {} }]);
   return true;
 }
 

@@ -4,8 +4,9 @@
 import { DatabaseError, type Pool } from 'pg';
 import type { ParsedMessage } from '../mail/parse.ts';
 import { createGroupWriter } from '../store/group-writer.ts';
-import { newId } from '../store/id.ts';
+import { NEW_ID, newId } from '../store/id.ts';
 import type { Authentication, RouteDecision } from '../store/received-email.ts';
+import { isHooked } from '../timeline/outbox.ts';
 import { SECOND_ARRIVAL_WITHIN_MS } from './digest.ts';
 import { contentColumns, shownColumns } from './shown.ts';
 
@@ -117,6 +118,9 @@ async function write(
   const forwards = copies.flatMap(({ tenantId, id, forwards: all }) =>
     all.map(({ ruleId, recipient }) => [tenantId, newId(), id, ruleId, recipient]),
   );
+  const read = copies.flatMap(({ tenantId, id, parsed }) =>
+    parsed === null ? [] : [[tenantId, id]],
+  );
   const replies = copies.flatMap(({ tenantId, id, answers, receivedAt }) => {
     if (answers === null) return [];
     const detail = { received_email_id: id, automatic: answers.isAutomatic };
@@ -162,6 +166,13 @@ async function write(
       where (select count(*) from (
         select 1 from timeline t where t.tenant_id = v.tenant_id and t.email_id = v.answered_id
           and t.kind = 'replied' limit ${REPLIES_TOLD_MAX}) as before) < ${REPLIES_TOLD_MAX}
+    ), heard as (
+      -- What is not read yet is told when it is: until then there is nothing to say.
+      insert into outbox (tenant_id, id, type, subject_id, detail, at)
+      select tenant_id, ${NEW_ID}, 'email.received', email_id, '{}', now()
+      from unnest(${lists(['uuid', 'uuid'], read)}) as v (tenant_id, email_id)
+      join taken using (tenant_id, email_id)
+      where ${isHooked('taken.tenant_id', `'email.received'`)}
     )
     select asked.email_id as own, taken.email_id as stored
     from asked join taken using (tenant_id, digest)`;

@@ -11,10 +11,11 @@ import {
 } from '../access/page.ts';
 import { Refusal, refuseFields, type Issue } from '../access/refusal.ts';
 import { normalizedAddress, parseMailbox } from '../mail/address.ts';
-import { isUuid, newId } from '../store/id.ts';
+import { isUuid, NEW_ID, newId } from '../store/id.ts';
 import type { Store } from '../store/orm.ts';
 import { askTogether } from '../store/together.ts';
 import { Suppression, type suppressionOrigins } from '../store/suppression.ts';
+import { isHooked } from '../timeline/outbox.ts';
 
 type Queryable = Pick<Pool | PoolClient, 'query'>;
 
@@ -113,6 +114,15 @@ const createLookup = (db: Queryable): Lookup =>
     return listed;
   });
 
+/** SQL: tells webhooks of the suppressions in `rows`. */
+const tell = (type: 'suppression.added' | 'suppression.removed', rows: string): string => `
+  insert into outbox (tenant_id, id, type, subject_id, detail, at)
+  select s.tenant_id, ${NEW_ID}, '${type}', s.id,
+    jsonb_build_object('id', s.id, 'email', s.address, 'origin', s.origin, 'source_id', s.source_id,
+      'created_at', to_char(s.created_at at time zone 'utc', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"')),
+    now()
+  from ${rows} s where ${isHooked('s.tenant_id', `'${type}'`)}`;
+
 /** An address to suppress, in any spelling, and the email that gave the reason. */
 export interface NewSuppression {
   readonly tenantId: string;
@@ -125,11 +135,14 @@ export interface NewSuppression {
 export async function suppress(db: Queryable, list: readonly NewSuppression[]): Promise<void> {
   if (list.length === 0) return;
   await db.query({
-    text: `insert into suppression (tenant_id, id, address, origin, source_id)
-      select * from unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::uuid[])
-        as one (tenant_id, id, address, origin, source_id)
-      order by one.tenant_id, one.address
-      on conflict (tenant_id, address) do nothing`,
+    text: `with added as (
+        insert into suppression (tenant_id, id, address, origin, source_id)
+        select * from unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::uuid[])
+          as one (tenant_id, id, address, origin, source_id)
+        order by one.tenant_id, one.address
+        on conflict (tenant_id, address) do nothing
+        returning *)
+      ${tell('suppression.added', 'added')}`,
     values: [
       list.map(({ tenantId }) => tenantId),
       list.map(() => newId()),
@@ -145,15 +158,19 @@ export async function suppress(db: Queryable, list: readonly NewSuppression[]): 
  * added by hand stay. At most `max` at a time; how many.
  */
 export async function expireSuppressions(db: Queryable, max: number): Promise<number> {
-  const { rowCount } = await db.query(
-    `delete from suppression s using (
-       select tenant_id, id from suppression
-       where origin = 'bounce' and created_at < now() - $1 * interval '1 day'
-       limit $2 for update skip locked) old
-     where s.tenant_id = old.tenant_id and s.id = old.id`,
+  const { rows } = await db.query<{ count: number }>(
+    `with gone as (
+       delete from suppression s using (
+         select tenant_id, id from suppression
+         where origin = 'bounce' and created_at < now() - $1 * interval '1 day'
+         limit $2 for update skip locked) old
+       where s.tenant_id = old.tenant_id and s.id = old.id
+       returning s.*
+     ), told as (${tell('suppression.removed', 'gone')})
+     select count(*)::int as count from gone`,
     [BOUNCE_DAYS, max],
   );
-  return rowCount ?? 0;
+  return rows[0]!.count;
 }
 
 export function createSuppressionVerbs(store: Store): SuppressionVerbs {
@@ -283,12 +300,15 @@ async function insert(
 ): Promise<readonly string[]> {
   const distinct = [...new Set(addresses)].toSorted();
   const { rows } = await db.query<{ id: string; address: string }>(
-    `insert into suppression (tenant_id, id, address, origin)
-     select $1, one.id, one.address, 'manual'
-     from unnest($2::uuid[], $3::text[]) with ordinality as one (id, address, position)
-     order by one.position
-     on conflict (tenant_id, address) do update set address = excluded.address
-     returning id, address`,
+    `with kept as (
+       insert into suppression (tenant_id, id, address, origin)
+       select $1, one.id, one.address, 'manual'
+       from unnest($2::uuid[], $3::text[]) with ordinality as one (id, address, position)
+       order by one.position
+       on conflict (tenant_id, address) do update set address = excluded.address
+       returning *
+     ), told as (${tell('suppression.added', '(select * from kept where id = any ($2::uuid[]))')})
+     select id, address from kept`,
     [tenantId, distinct.map(() => newId()), distinct],
   );
   const idOf = new Map(rows.map(({ id, address }) => [address, id]));
@@ -307,9 +327,12 @@ async function remove(
   const { rows } = await db.query<{ id: string; address: string }>(
     `with found as (
        select id from suppression where tenant_id = $1 and ${column} = any ($2::${type}[])
-       order by address for update)
-     delete from suppression s using found where s.tenant_id = $1 and s.id = found.id
-     returning s.id, s.address`,
+       order by address for update
+     ), gone as (
+       delete from suppression s using found where s.tenant_id = $1 and s.id = found.id
+       returning s.*
+     ), told as (${tell('suppression.removed', 'gone')})
+     select id, address from gone`,
     [tenantId, keys],
   );
   const idOf = new Map(rows.map(({ id, address }) => [column === 'id' ? id : address, id]));

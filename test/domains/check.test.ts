@@ -288,7 +288,7 @@ test('names that count as published are verified without a question, tracking ap
 });
 
 test('lookups know who can send and how, soon after it changed', async () => {
-  const domain = await create({ tls: 'enforced' });
+  const domain = await create({ tls: 'enforced', click_tracking: true });
   const { tenantId } = d.one;
   assert.equal(await d.lookup.sendingDomain(tenantId, domain.name), {
     id: domain.id,
@@ -297,6 +297,9 @@ test('lookups know who can send and how, soon after it changed', async () => {
     sending: true,
     canSend: false,
     tls: 'enforced',
+    openTracking: false,
+    clickTracking: true,
+    trackingHost: null,
   });
   assert.is(await d.lookup.signer(d.two.tenantId, domain.id), null);
   const signer = await d.lookup.signer(tenantId, domain.id);
@@ -312,7 +315,9 @@ test('lookups know who can send and how, soon after it changed', async () => {
   const until = Date.now() + 10_000;
   for (;;) {
     const now = await d.lookup.signer(tenantId, domain.id);
-    if (now?.canSend === true && now.tls === 'opportunistic') break;
+    const host = (await d.lookup.sendingDomain(tenantId, domain.name))?.trackingHost;
+    const isSeen = now?.canSend === true && now.tls === 'opportunistic';
+    if (isSeen && host === `links.${domain.name}`) break;
     assert.ok(Date.now() < until, 'the lookup never saw the change');
     await new Promise((resolve) => setTimeout(resolve, 50));
   }

@@ -6,6 +6,7 @@ import * as assert from 'uvu/assert';
 import { claim, type ClaimCursors, type ClaimOptions } from '../../src/queue/claim.ts';
 import { CLAIM } from '../../src/queue/claim-statement.ts';
 import { newId } from '../../src/store/id.ts';
+import { listen } from '../support/outbox.ts';
 import { openQueue, recipients, type Bench } from '../support/queue.ts';
 
 const claims = suite<{ q: Bench }>('claim');
@@ -259,6 +260,28 @@ claims('workers that claim at the same time share without overlap', async ({ q }
   assert.is(seen.length, 600);
 });
 
+claims('each email is told once, in every claim, where somebody listens', async ({ q }) => {
+  const [deaf] = await moreTenants(q, 1);
+  await listen(q.store, q.tenantId, ['email.sent']);
+  await fill(q, { count: 1_000 });
+  await fill(q, { tenantId: deaf!, count: 100 });
+  const epoch = await q.run();
+  const claimed: string[] = [];
+  for (let turn = 0; turn < 10 && claimed.length < 1_100; turn++) {
+    const { deliveries } = await claim(
+      q.store,
+      ask({ epoch, max: 1_000, perTenant: 1_000, roomOfOthers: 1_000 }),
+    );
+    claimed.push(...deliveries.map(({ emailId }) => emailId));
+  }
+  assert.is(claimed.length, 1_100);
+  const { rows } = await q.store.pool.query(
+    `select tenant_id, type, count(*)::int, count(distinct subject_id)::int as emails
+     from outbox group by 1, 2`,
+  );
+  assert.equal(rows, [{ tenant_id: q.tenantId, type: 'email.sent', count: 1_000, emails: 1_000 }]);
+});
+
 /** The plan that is kept for a prepared statement, run once and taken back. */
 async function explain(pool: Pool, values: readonly string[]): Promise<PlanNode> {
   const client = await pool.connect();
@@ -306,6 +329,9 @@ for (const isAnalyzed of [false, true]) {
     await fill(q, { count: ROWS, isBulk: 'n % 2 = 0' });
     await fill(q, { count: ROWS / 10, lane: `'mx:d' || n || '.test'` });
     await fill(q, { tenantId: one!, count: 5, lane: `'mx:s.test'` });
+    for (const tenantId of [q.tenantId, one!]) {
+      await listen(q.store, tenantId, ['email.sent'], { count: 1_000 });
+    }
     if (isAnalyzed) await pool.query('analyze');
     const epoch = `'${await q.run()}'`;
     const blocks = async (max: number, rooms: string, others: number): Promise<number> => {

@@ -13,6 +13,7 @@ import {
 import { runReplays } from '../../src/receiving/replay-turns.ts';
 import { newId } from '../../src/store/id.ts';
 import { addDomain, addReceived, addRule, forgetMail } from '../support/forwarded.ts';
+import { listen } from '../support/outbox.ts';
 import { openQueue, type Bench } from '../support/queue.ts';
 
 interface Context {
@@ -108,6 +109,39 @@ test('by id: each message once for its rule, in the order of arrival', async (co
   assert.equal(seen.forwards, { waiting: 2, queued: 0, skipped: 0, failed: 0 });
   await turn(context);
   assert.is((await tasks(context)).length, 2);
+});
+
+test('webhooks are told again, in their turn, where one listens', async (context) => {
+  const { pool } = context.q.store;
+  const ids = await receive(context, 3);
+  const run = async (request: CreateReplayRequest): Promise<ReplayRecord> => {
+    const { id } = await create(context, { ids, per_minute: 6_000, ...request });
+    await wait(context, 1_000);
+    await turn(context);
+    return (await reload(context, id)).replay;
+  };
+  const told = async (): Promise<readonly string[]> => {
+    const { rows } = await pool.query<{ id: string }>(
+      `delete from outbox where type = 'email.received' returning subject_id as id`,
+    );
+    return rows.map(({ id }) => id).toSorted();
+  };
+  const deaf = await run({ kinds: ['webhook'] });
+  assert.equal([deaf.status, deaf.planned, deaf.skipped], ['finished', 0, 3]);
+  await listen(context.q.store, context.q.tenantId, ['email.received']);
+  await pool.query('update received_email set is_read = false where id = $1', [ids[2]]);
+  const heard = await run({ kinds: ['webhook'] });
+  assert.equal([heard.kinds, heard.planned, heard.skipped], [['webhook'], 2, 1]);
+  assert.equal(await told(), ids.slice(0, 2));
+  assert.equal(await tasks(context), []);
+  const both = await run({ kinds: ['webhook', 'forward', 'webhook'] });
+  assert.equal([both.kinds, both.planned], [['forward', 'webhook'], 5]);
+  assert.equal(await told(), ids.slice(0, 2));
+  assert.is((await tasks(context, both.id)).length, 3);
+  const usual = await run({});
+  assert.equal([usual.kinds, usual.planned], [['forward'], 3]);
+  assert.equal(await told(), []);
+  await pool.query('delete from webhook');
 });
 
 test('by time: from the beginning to the end, and what no rule is for is counted', async (context) => {
@@ -332,7 +366,7 @@ const BAD: readonly (readonly [string, CreateReplayRequest, readonly string[]])[
   ['a bad date', { start_date: 'May', end_date: '2026-05-02' }, ['start_date']],
   ['a range backwards', { start_date: '2026-05-02', end_date: '2026-05-01' }, ['end_date']],
   ['the future', { start_date: '2999-01-01', end_date: '2999-01-02' }, ['start_date']],
-  ['another kind', { kinds: ['forward', 'webhook'], ids: [newId()] }, ['kinds.1']],
+  ['another kind', { kinds: ['forward', 'bounce'], ids: [newId()] }, ['kinds.1']],
   ['no kind', { kinds: [], ids: [newId()] }, ['kinds']],
   ['a rate of 0', { per_minute: 0, ids: [newId()] }, ['per_minute']],
   ['a rate beyond', { per_minute: 6_001, ids: [newId()] }, ['per_minute']],

@@ -6,7 +6,7 @@ import { normalizedAddress } from '../../src/mail/address.ts';
 import { newId } from '../../src/store/id.ts';
 import { openStore, type Store } from '../../src/store/orm.ts';
 import { createSuppressionVerbs, suppressedAmong } from '../../src/suppressions/suppressions.ts';
-import { freshDatabase, type FreshDatabase } from '../support/postgres.ts';
+import { migratedDatabase, type FreshDatabase } from '../support/postgres.ts';
 import { silent } from '../support/queue.ts';
 
 const test = suite('suppressed among');
@@ -15,7 +15,7 @@ let store: Store;
 let tenantId: string;
 
 test.before(async () => {
-  database = await freshDatabase();
+  database = await migratedDatabase();
   store = await openStore({ url: database.url, log: silent, connectionsMax: 2, migrate: true });
   ({ tenantId } = await ensureFirstTenant(store, null));
 });
