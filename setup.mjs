@@ -39,6 +39,7 @@ const BUILD_STAMP = at('dist', '.built');
 const ROUTES = at('src', 'http', 'routes.gen.ts');
 const ROUTES_STAMP = at('dist', '.routes');
 const OPENAPI = at('docs', 'openapi.json');
+const EXAMPLES = at('docs', 'examples.json');
 
 const VERBS = {
   async start(args) {
@@ -62,9 +63,10 @@ const VERBS = {
     await build();
     return 0;
   },
-  async generate() {
+  async generate(args) {
+    if (args.some((word) => word !== 'examples')) throw new Stop('usage: generate [examples]', 2);
     await install();
-    await locked(generate);
+    await locked(() => generate(args.includes('examples')));
     return 0;
   },
   async check() {
@@ -468,7 +470,15 @@ function routeSources() {
 }
 
 /** Over what goes in and what came out, so that a checkout of either is noticed. */
-const routesFingerprint = () => fingerprint([...routeSources(), ...toolFiles(), ROUTES, OPENAPI]);
+const routesFingerprint = () =>
+  fingerprint([
+    ...routeSources(),
+    ...toolFiles(),
+    at('src', 'openapi-examples.ts'),
+    EXAMPLES,
+    ROUTES,
+    OPENAPI,
+  ]);
 const routesAreFresh = () =>
   controllers().length === 0 || read(ROUTES_STAMP) === routesFingerprint();
 
@@ -484,12 +494,20 @@ async function writeRoutes() {
   const ordered = at('dist', '.tsoa.json');
   fs.writeFileSync(ordered, JSON.stringify(config));
   await tool('generating routes', [bin('tsoa'), 'spec-and-routes', '-c', ordered]);
+  const merge = ['--import', 'tsx', 'src/openapi-examples.ts', '--write'];
+  await tool('putting the examples into the document', merge);
   fs.writeFileSync(ROUTES_STAMP, routesFingerprint());
 }
 
-// The routes and the OpenAPI document, the settings page and the example of an environment.
-async function generate() {
+// The routes and the OpenAPI document, the settings page and the example of an environment; the examples of the
+// document are recorded anew only when that is asked for: it takes a run of the appliance.
+async function generate(withExamples) {
   await writeRoutes();
+  if (withExamples) {
+    const record = ['--import', 'tsx', 'test/http/examples.test.ts', '--record'];
+    await tool('recording the examples', record);
+    await writeRoutes();
+  }
   await tool('generating the settings page', [
     '--import',
     'tsx',
