@@ -1,12 +1,12 @@
 // The composition root: settings -> store -> verbs -> edges. Starts what the roles of this process need, in
 // the order in which things depend on each other, and stops it in the opposite order.
-import { existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { mkdirSync } from 'node:fs';
 import { join } from 'node:path';
-import { ensureFirstTenant } from './access/first-tenant.ts';
 import { createKeyUsage } from './access/key-usage.ts';
 import { createAuthenticator } from './access/keys.ts';
 import { createRateLimiter } from './access/rate-limit.ts';
 import { createRequestLogWriter } from './access/request-log.ts';
+import { startAudienceLoops, type AudienceNudges } from './compose-audience.ts';
 import {
   composeDelivery,
   composeFetcher,
@@ -23,11 +23,11 @@ import { composeMx, openReceivingPolicy } from './compose-mx.ts';
 import { composeTlsReporter } from './compose-reports.ts';
 import { composeCertificate, composeSubmission } from './compose-submission.ts';
 import { composeStsRefresh } from './compose-tls.ts';
-import { composeVerbs, HOME_DOMAIN } from './compose-verbs.ts';
+import { prepareFirstTenant, type FirstKey } from './compose-tenant.ts';
+import { composeVerbs } from './compose-verbs.ts';
 import type { Config } from './config.ts';
 import { keepPostgres, openWhenReady } from './database.ts';
 import type { HomeListener } from './delivery/next-hop.ts';
-import { createDomain, generateDkimKeys } from './domains/create.ts';
 import { createApp } from './http/app.ts';
 import { openFrontDoor } from './http/front-door.ts';
 import { recoverLocalRuns, recoverProcess, startUpkeep, type Upkeep } from './jobs/upkeep.ts';
@@ -39,7 +39,7 @@ import { createSinkStore, pruneSink } from './receiving/sink-messages.ts';
 import { collectBlobs } from './sending/collect-blobs.ts';
 import { startSink } from './smtp/sink.ts';
 import { openDiskBlobs } from './store/blob.ts';
-import { openDataDir, type DataDir } from './store/data-dir.ts';
+import { openDataDir } from './store/data-dir.ts';
 import type { Store } from './store/orm.ts';
 import { deriveKey } from './store/seal.ts';
 import { startWorkers } from './workers.ts';
@@ -56,7 +56,7 @@ export interface Appliance {
   readonly submissionPort: number | null;
   readonly submissionsPort: number | null;
   /** The first tenant's key where it is known: made now, or remembered in development mode. */
-  readonly firstKey: { readonly token: string; readonly isNew: boolean } | null;
+  readonly firstKey: FirstKey | null;
   readonly databaseUrl: string;
   stop(): Promise<void>;
 }
@@ -208,10 +208,12 @@ async function start(d: {
     upkeep: Upkeep | null;
     nudge: () => void;
     sendTlsReports: () => Promise<void>;
+    audience: AudienceNudges | null;
   } = {
     upkeep: null,
     nudge: () => undefined,
     sendTlsReports: () => Promise.resolve(),
+    audience: null,
   };
   const nudge = (): void => late.nudge();
   const onWaiting = (waiting: readonly Waiting[]): void => {
@@ -332,7 +334,7 @@ async function start(d: {
     config,
     log,
     store,
-    blobFolder: folders.blobFolder,
+    ...folders,
     policy: policy.current,
     secret,
     sealingKey,
@@ -342,8 +344,23 @@ async function start(d: {
     nudge,
     onReplay: () => homeLoops?.nudgeReplays(),
     onWaiting,
+    audience: {
+      imports: () => late.audience?.imports(),
+      broadcasts: () => late.audience?.broadcasts(),
+      automations: () => late.audience?.automations(),
+      webhooks: () => late.audience?.webhooks(),
+    },
     hasSink,
   });
+  const audience = startAudienceLoops(config, {
+    store,
+    log,
+    blobFolder: folders.blobFolder,
+    secret,
+    verbs,
+  });
+  late.audience = audience?.nudges ?? null;
+  closers.add(async () => void (await Promise.all([audience?.stop(), verbs.stopVerbs()])));
   const reporter = config.roles.has('jobs')
     ? composeTlsReporter(config, { store, log, firstTenantId, verbs })
     : null;
@@ -395,45 +412,6 @@ async function untilAborted(signal: AbortSignal): Promise<void> {
   await new Promise<void>((resolve) => {
     signal.addEventListener('abort', () => resolve(), { once: true });
   });
-}
-
-async function prepareFirstTenant(d: {
-  config: Config;
-  store: Store;
-  dataDir: DataDir;
-  sealingKey: Buffer;
-}): Promise<{ firstKey: Appliance['firstKey']; firstTenantId: string }> {
-  const { config, store, dataDir } = d;
-  const isDevelopment = config.mode === 'development';
-  const keyFile = join(dataDir.path, 'first-api-key');
-  // In development the key stays readable on disk, so that every start can show a curl that works.
-  const first = await ensureFirstTenant(store, config.apiKey, (token) => {
-    if (isDevelopment) writeFileSync(keyFile, token, { mode: 0o600 });
-  });
-  if (isDevelopment) await ensureHomeDomain(store, first.tenantId, d.sealingKey);
-  const remembered =
-    isDevelopment && existsSync(keyFile) ? readFileSync(keyFile, 'utf8').trim() : null;
-  const token = first.token ?? remembered;
-  return {
-    firstTenantId: first.tenantId,
-    firstKey: token === null ? null : { token, isNew: first.token !== null && first.generated },
-  };
-}
-
-async function ensureHomeDomain(store: Store, tenantId: string, sealingKey: Buffer): Promise<void> {
-  const { rows } = await store.pool.query(
-    'select 1 from sending_domain where tenant_id = $1 and name = $2',
-    [tenantId, HOME_DOMAIN],
-  );
-  if (rows.length > 0) return;
-  const keys = await generateDkimKeys();
-  await store.transact((client) =>
-    createDomain(
-      client,
-      { tenantId, name: HOME_DOMAIN, status: 'verified', receiving: true },
-      { sealingKey, keys },
-    ),
-  );
 }
 
 function warnOfUnusedSmarthost(

@@ -2,6 +2,7 @@
 // (MAILSTEAD_WORKERS=0) and the worker processes, which get the values over IPC.
 import { readFileSync } from 'node:fs';
 import { composeTlsPolicies } from './compose-tls.ts';
+import { trackingTokens } from './compose-tracking.ts';
 import type { Config } from './config.ts';
 import { readDeliveryPolicy, type DeliveryPolicy } from './delivery/egress.ts';
 import type { HomeListener, Smarthost } from './delivery/next-hop.ts';
@@ -116,7 +117,7 @@ export interface RunningWorker {
 
 /** The fetcher of attachments, for the main process: one is enough, however many workers deliver. */
 export async function composeFetcher(
-  setup: Pick<DeliverySetup, 'dnsServers' | 'privateHosts' | 'blobFolder'>,
+  setup: Pick<DeliverySetup, 'dnsServers' | 'privateHosts' | 'blobFolder' | 'secret'>,
   d: Pick<FetcherOptions, 'store' | 'log' | 'spoolFolder' | 'onReady'>,
 ): Promise<Fetcher> {
   const resolver = createResolver({ servers: setup.dnsServers });
@@ -125,6 +126,7 @@ export async function composeFetcher(
     blobs: openDiskBlobs(setup.blobFolder),
     resolver,
     guard: createAddressGuard({ allow: setup.privateHosts, ownAddresses }),
+    trackingTokens: trackingTokens(setup.secret),
   });
   return {
     nudge: fetcher.nudge,

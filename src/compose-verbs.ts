@@ -4,12 +4,22 @@ import type { Caller } from './access/keys.ts';
 import { createLogVerbs } from './access/logs.ts';
 import type { RequestLogWriter } from './access/request-log.ts';
 import { createSignedLinks } from './access/signed-link.ts';
+import { createUsageVerbs } from './access/usage.ts';
+import { createAutomationVerbs } from './audience/automations.ts';
+import { createEventVerbs } from './audience/events.ts';
+import { createImportVerbs } from './audience/imports.ts';
+import { createContactVerbs } from './audience/contacts.ts';
+import { createPropertyVerbs } from './audience/properties.ts';
+import { createSegmentVerbs } from './audience/segments.ts';
+import { createBroadcastVerbs } from './audience/broadcasts.ts';
 import { createTopicVerbs } from './audience/topics.ts';
+import type { AudienceNudges } from './compose-audience.ts';
+import { composeAutomationMail, type AutomationMail } from './compose-automations.ts';
 import type { Config } from './config.ts';
 import { poolOf, type DeliveryPolicy } from './delivery/egress.ts';
 import { laneFor } from './delivery/next-hop.ts';
 import type { DomainVerbs } from './domains/domains.ts';
-import { createDomainLookup } from './domains/lookup.ts';
+import { createDomainLookup, type DomainLookup } from './domains/lookup.ts';
 import type { Verbs } from './http/verbs.ts';
 import type { Logger } from './log.ts';
 import { createGroupCommit } from './queue/group-commit.ts';
@@ -30,7 +40,13 @@ import {
 import { acceptBatch } from './sending/batch.ts';
 import { createLinkOpeners } from './compose-links.ts';
 import { composeQueue } from './compose-queue.ts';
+import { composePreferences } from './compose-preferences.ts';
+import { composeTracking } from './compose-tracking.ts';
+import { composeWebhookVerbs } from './compose-webhooks.ts';
+import { findAuthorDomain } from './sending/complete.ts';
+import { createFanOut, type FanOut } from './sending/fan-out.ts';
 import { createAttachmentVerbs } from './sending/read-attachments.ts';
+import { checkSchedule } from './sending/request.ts';
 import { createFilledBudget } from './sending/filled-budget.ts';
 import { readMetrics } from './sending/metrics.ts';
 import { findEmail, listEmails } from './sending/read.ts';
@@ -55,6 +71,8 @@ export interface VerbParts {
   readonly log: Logger;
   readonly store: Store;
   readonly blobFolder: string;
+  /** Where an operator's own files lie (operator-files.ts). */
+  readonly configFolder: string;
   /** What config/delivery.json says now. */
   readonly policy: () => DeliveryPolicy;
   /** The master secret; keys are derived from it (store/seal.ts). */
@@ -70,6 +88,8 @@ export interface VerbParts {
   /** Deliveries now wait for a time. */
   readonly onWaiting: (waiting: readonly Waiting[]) => void;
   readonly domains: DomainVerbs;
+  /** There is something to do for these loops. */
+  readonly audience: AudienceNudges;
   readonly hasSink: boolean;
 }
 
@@ -78,29 +98,49 @@ export interface SubmissionVerb {
   submitMessage(caller: Caller, submission: Submission): Promise<{ readonly id: string }>;
 }
 
+/** Opens and clicks are noted beside the requests. */
+export interface VerbsStop {
+  /** Stores those that wait, and looks no more at the operator's files. */
+  stopVerbs(): Promise<void>;
+}
+
+/** What makes the emails of broadcasts. */
+export interface FanOutVerb {
+  readonly fanOut: FanOut;
+}
+
 /** How our own mail gets into the queue. */
 export interface OwnMailVerb {
   /** Accepts a TLS report as an email of the first tenant; the same key within a day is the same email. */
   acceptReport(message: SubmittedMessage, idempotencyKey: string): Promise<unknown>;
+  readonly automationMail: AutomationMail;
 }
 
 /** RFC 8460 §5.5: a report is tried for a day. */
 const REPORT_LIFETIME_MAX_MS = 24 * 3_600_000;
 
-export function composeVerbs(d: VerbParts): Verbs & SubmissionVerb & OwnMailVerb {
+export function composeVerbs(
+  d: VerbParts,
+): Verbs & SubmissionVerb & OwnMailVerb & VerbsStop & FanOutVerb {
   const { config, store } = d;
   const commit = createGroupCommit(store.pool);
   const blobs = openDiskBlobs(d.blobFolder);
   const now = (): Date => new Date();
   const onPlanned = (...dueAts: readonly Date[]): void =>
     d.onWaiting(dueAts.map((dueAt) => ({ lane: SCHEDULE_LANE, dueAt })));
+  const preferences = composePreferences({ ...d, now });
+  const tracking = composeTracking({ ...d, onTold: d.audience.webhooks });
+  const webhooks = composeWebhookVerbs(config, { ...d, onDue: d.audience.webhooks });
+  const lookup = createDomainLookup(store.pool, d.sealingKey);
   const accepting: AcceptDependencies = {
     store,
     commit,
     blobs,
     templates: createTemplateRenderer(store),
     filled: createFilledBudget(),
-    domains: createDomainLookup(store.pool, d.sealingKey),
+    preferenceLinks: preferences.links,
+    tracker: tracking.tracker,
+    domains: lookup,
     now,
     laneOf: laneFor(config.delivery, (sender) => poolOf(d.policy(), sender)),
     lifetimeMs: config.messageLifetimeMs,
@@ -117,6 +157,7 @@ export function composeVerbs(d: VerbParts): Verbs & SubmissionVerb & OwnMailVerb
       if (dueAts.length > 0) onPlanned(...dueAts);
     },
   };
+  const fanOut = createFanOut({ ...accepting, log: d.log, onReady: d.nudge });
   const scheduled = { store, blobs, now, onPlanned };
   const rules = createRuleVerbs({ store, now, hostname: config.hostname });
   const queue = composeQueue({ store, firstTenantId: d.firstTenantId, nudge: d.nudge });
@@ -137,6 +178,10 @@ export function composeVerbs(d: VerbParts): Verbs & SubmissionVerb & OwnMailVerb
           origin: { via: 'tls_report', requestId: newId(), userAgent: null, address: null },
         },
       ),
+    automationMail: composeAutomationMail({
+      accept: (caller, send) => acceptEmail(accepting, caller, send),
+      links: preferences.links,
+    }),
     acceptEmail: (caller, send) => acceptEmail(accepting, caller, send),
     acceptBatch: (caller, send) => acceptBatch(accepting, caller, send),
     cancelEmail: (caller, id) => cancelScheduled(scheduled, caller, id),
@@ -161,15 +206,63 @@ export function composeVerbs(d: VerbParts): Verbs & SubmissionVerb & OwnMailVerb
       now,
     }),
     openers: createLinkOpeners({ store, blobs }),
+    tracking: tracking.verbs,
+    preferences: preferences.verbs,
+    preferencePolicy: preferences.policy,
+    async stopVerbs() {
+      preferences.stop();
+      webhooks.close();
+      await tracking.stop();
+    },
     attachments: createAttachmentVerbs({ store }),
     apiKeys: createApiKeyVerbs(store),
     logs: createLogVerbs(store, d.requestLog),
     templates: createTemplateVerbs(store, now),
     suppressions: createSuppressionVerbs(store),
     topics: createTopicVerbs(store, now),
-    domains: d.domains,
+    webhooks: webhooks.verbs,
+    broadcasts: createBroadcastVerbs({
+      store,
+      now,
+      checkAuthor: (caller, domain) => findAuthorDomain(accepting, caller, domain),
+      planAt: (given) => checkSchedule(given, now()),
+      onQueued: d.audience.broadcasts,
+      onCanceled: fanOut.withdraw,
+    }),
+    fanOut,
+    contacts: createContactVerbs(store, now),
+    segments: createSegmentVerbs(store, now),
+    contactProperties: createPropertyVerbs(store, now),
+    contactImports: createImportVerbs({ store, blobs, now, onImport: d.audience.imports }),
+    events: createEventVerbs({ store, now, onRuns: d.audience.automations }),
+    automations: createAutomationVerbs({ store, now, onRuns: d.audience.automations }),
+    usage: createUsageVerbs(store, now, config.rateLimit),
+    domains: seenAtOnce(d.domains, lookup),
     sink: d.hasSink
       ? { list: (page) => listSinkMessages(store, page), empty: () => emptySink(store) }
       : null,
+  };
+}
+
+/** What was just changed holds for the next request to this process. */
+function seenAtOnce(domains: DomainVerbs, lookup: Pick<DomainLookup, 'forget'>): DomainVerbs {
+  const told = async <T>(change: Promise<T>): Promise<T> => {
+    try {
+      return await change;
+    } finally {
+      lookup.forget();
+    }
+  };
+  return {
+    ...domains,
+    create: (caller, request) => told(domains.create(caller, request)),
+    update: (caller, id, request) => told(domains.update(caller, id, request)),
+    remove: (caller, id) => told(domains.remove(caller, id)),
+    verify: (caller, id) => told(domains.verify(caller, id)),
+    claims: {
+      ...domains.claims,
+      create: (...claim) => told(domains.claims.create(...claim)),
+      verify: (...claim) => told(domains.claims.verify(...claim)),
+    },
   };
 }

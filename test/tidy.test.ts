@@ -19,10 +19,11 @@ const MAY_IMPORT: Readonly<Record<string, readonly string[]>> = {
   timeline: ['mail', 'store'],
   suppressions: ['mail', 'store', 'access', 'timeline'],
   domains: ['mail', 'store', 'dns', 'access', 'timeline'],
-  queue: ['mail', 'store', 'timeline', 'suppressions'],
   templates: ['mail', 'store', 'access'],
   audience: ['mail', 'store', 'access', 'timeline', 'suppressions', 'templates'],
+  queue: ['mail', 'store', 'timeline', 'suppressions', 'audience'],
   webhooks: ['mail', 'store', 'dns', 'access', 'timeline'],
+  tracking: ['mail', 'store', 'access', 'timeline', 'suppressions', 'queue', 'audience'],
   sending: [
     'mail',
     'store',
@@ -34,6 +35,7 @@ const MAY_IMPORT: Readonly<Record<string, readonly string[]>> = {
     'queue',
     'templates',
     'audience',
+    'tracking',
   ],
   delivery: ['mail', 'store', 'dns', 'timeline', 'suppressions', 'domains', 'queue'],
   receiving: [
@@ -48,7 +50,6 @@ const MAY_IMPORT: Readonly<Record<string, readonly string[]>> = {
     'webhooks',
     'sending',
   ],
-  tracking: ['mail', 'store', 'access', 'timeline', 'suppressions', 'audience'],
   smtp: ['mail', 'access', 'sending', 'receiving'],
   http: [
     'mail',
@@ -98,7 +99,11 @@ const PACKAGE_HOME: Readonly<Record<string, readonly string[]>> = {
   '@agendajs/': ['jobs'],
   'dkim-signer': ['mail'],
   'dns-packet': ['dns'],
-  undici: ['sending/fetch.ts'],
+  undici: ['dns/guarded-http.ts', 'sending/fetch.ts', 'webhooks'],
+  standardwebhooks: ['webhooks'],
+  '@fastify/busboy': ['http'],
+  'csv-parse': ['audience'],
+  htmlparser2: ['tracking'],
 };
 
 const NAMES_WITHOUT_MEANING = new Set(

@@ -2,7 +2,7 @@
 // links are replaced wherever they stand, contents of attachments and raw messages by their size. Works
 // through a body once and stops as soon as it is too large, so that a body of 48 MB costs no more than
 // one of 64 KiB.
-import { LINK_PATH } from './signed-link.ts';
+import { LINK_PATH, PREFERENCE_PATH } from './signed-link.ts';
 
 /** Of one body, as UTF-8. */
 export const LOGGED_BODY_MAX_BYTES = 64 * 1024;
@@ -28,6 +28,11 @@ const SECRETS_IN_TEXT: readonly (readonly [string, RegExp, string])[] = [
     LINK_PATH,
     new RegExp(`${LINK_PATH}[A-Za-z0-9_-]{1,400}\\.[A-Za-z0-9_-]{43}`, 'g'),
     LINK_PATH + REDACTED,
+  ],
+  [
+    PREFERENCE_PATH,
+    new RegExp(`${PREFERENCE_PATH}[A-Za-z0-9_-]{60,140}`, 'g'),
+    PREFERENCE_PATH + REDACTED,
   ],
 ];
 

@@ -30,6 +30,8 @@ export interface SignedLinks {
 
 /** Where links lead: `/links/{token}`. */
 export const LINK_PATH = '/links/';
+/** Where links to a contact's choices lead, which never expire (audience/preference-links.ts). */
+export const PREFERENCE_PATH = '/unsubscribe/';
 const TOKEN = /^[A-Za-z0-9_-]{1,400}\.[A-Za-z0-9_-]{43}$/;
 
 export function createSignedLinks(d: {

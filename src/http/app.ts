@@ -16,6 +16,8 @@ import { createErrorHandler, sendRefusal } from './envelope.ts';
 import type { Answerer } from './front-door.ts';
 import { addReference, readOpenApi, REFERENCE_PATHS } from './reference.ts';
 import { createLinkHandler, LINK_ROUTE } from './links.ts';
+import { addTracking, TRACKING_ROUTES } from './tracking.ts';
+import { addPreferences } from './preferences.ts';
 import { logAnswer, noteBody } from './request-log.ts';
 import { createRouteTable } from './routes.ts';
 import { RegisterRoutes } from './routes.gen.ts';
@@ -67,9 +69,22 @@ export function createApp(options: AppOptions): Answerer {
   open.get('/', (_request, response) => {
     response.redirect('/docs');
   });
+  addTracking(open, { tracking: options.verbs.tracking, limiter: options.limiter });
+  addPreferences(open, {
+    preferences: options.verbs.preferences,
+    policy: options.verbs.preferencePolicy,
+    limiter: options.limiter,
+  });
   const { links, openers } = options.verbs;
   open.get(LINK_ROUTE, createStrangerLimit(options.limiter), createLinkHandler({ links, openers }));
-  const openPaths = ['/health/live', '/health/ready', ...REFERENCE_PATHS, LINK_ROUTE, '/'];
+  const openPaths = [
+    '/health/live',
+    '/health/ready',
+    ...REFERENCE_PATHS,
+    ...TRACKING_ROUTES,
+    LINK_ROUTE,
+    '/',
+  ];
   open.all(openPaths, (_request, response) => {
     response.setHeader('allow', OPEN_METHODS.join(', '));
     sendRefusal(response, new Refusal('method_not_allowed', 'Use GET here.'));
@@ -84,7 +99,7 @@ export function createApp(options: AppOptions): Answerer {
   const routes = express.Router({ caseSensitive: true });
   RegisterRoutes(routes);
   api.use(routes, createBatchSifter(routes));
-  app.use('/api', api);
+  app.use('/api', renameProperties, api);
   app.use('/', api);
   app.use(createErrorHandler(options.log));
   return (request, response) => {
@@ -98,6 +113,12 @@ export function createApp(options: AppOptions): Answerer {
       sendRefusal(response, new Refusal('invalid_request', 'The request target has no path.'));
     });
   };
+}
+
+/** `/api/properties` is what `/api/contact-properties` was called first. */
+function renameProperties(request: Request, _response: Response, next: NextFunction): void {
+  request.url = request.url.replace(/^\/properties(?=[/?]|$)/, '/contact-properties');
+  next();
 }
 
 function createGate(options: AppOptions) {

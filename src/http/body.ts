@@ -2,6 +2,7 @@
 // Refuses what is too large (413), not UTF-8 or not JSON (400), and what is nested or split so far that it
 // would cost more to look at than to send (400 when the bytes show it, before anything is built of them; else 422).
 // Large attachments go to disk while they arrive (spool.ts) and are never held. All bodies of this process together have a budget; beyond it, and only for large ones, the answer is 503.
+// A form with a file is not read here (upload.ts).
 import { isUtf8 } from 'node:buffer';
 import type { Readable } from 'node:stream';
 import { createBrotliDecompress, createGunzip, createInflate } from 'node:zlib';
@@ -12,6 +13,7 @@ import { emptyItems } from './batch-items.ts';
 import { tooMuchAtOnce, type BodyBudget } from './body-budget.ts';
 import { createJsonScanner, type JsonScanner } from './json-scanner.ts';
 import { isAttachmentContent, setSpool, type RequestSpool, type Spool } from './spool.ts';
+import { isUpload } from './upload.ts';
 
 /** 40 MB of attachments after base64, and room for the rest of the message. */
 export const BODY_MAX_BYTES = 48 * 1024 * 1024;
@@ -33,7 +35,8 @@ const SPOOL_GRACE_MS = 60_000;
 export function createBodyReader(budget: BodyBudget, spool: Spool | null = null): RequestHandler {
   return async (request: Request, response: Response, next: NextFunction): Promise<void> => {
     const length = request.headers['content-length'];
-    if (request.headers['transfer-encoding'] === undefined && length === undefined) {
+    const isBodiless = request.headers['transfer-encoding'] === undefined && length === undefined;
+    if (isBodiless || isUpload(request)) {
       next();
       return;
     }

@@ -141,7 +141,7 @@ export interface EmailList {
 export interface TimelineEvent {
   at: Date;
   /**
-   * `accepted`, `rescheduled`, `canceled`, `suppressed`, `attempt_started`, `delivered`, `deferred`, `bounced`,
+   * `accepted`, `rescheduled`, `canceled`, `suppressed`, `unsubscribed` (did not want it), `attempt_started`, `delivered`, `deferred`, `bounced`,
    * `complained`, `reported` (what a host wrote later and what changed nothing),
    * `failed`, `unknown`, `interrupted`, `delivery_delayed` (put off for hours), `expired`, `released` (sent after all)
    * or `possible_duplicate` (the attempt after `unknown`).

@@ -24,13 +24,13 @@ import { callerOf } from './authenticate.ts';
 import type { ErrorEnvelope } from './envelope.ts';
 import type { Verbs } from './verbs.ts';
 
-/** An order to forward received mail again. */
+/** An order to forward received mail again, or to tell webhooks of it. */
 export interface ReceivingReplaySummary {
   object: 'receiving_replay';
   id: string;
-  /** `finished`: all of its forwards are put in line. */
+  /** `finished`: all of its forwards, and events for webhooks, are put in line. */
   status: 'running' | 'finished' | 'canceled';
-  kinds: 'forward'[];
+  kinds: ('forward' | 'webhook')[];
   /** Only what this rule is for; null: every rule. */
   rule_id: string | null;
   /** Messages. */
@@ -41,9 +41,9 @@ export interface ReceivingReplaySummary {
   start_date: Date | null;
   /** Outside; null where it goes by id. */
   end_date: Date | null;
-  /** Forwards that were put in line so far; a message has one for each rule. */
+  /** Forwards that were put in line so far, of a message one for each rule; and events for webhooks, of a message one. */
   planned: number;
-  /** Messages so far that no rule is for. */
+  /** Messages so far that no rule is for, and no webhook hears of. */
   skipped: number;
   created_at: Date;
   updated_at: Date;
@@ -118,7 +118,8 @@ export class ReceivingReplaysController extends Controller {
 
   /**
    * Forwards received mail again: what each message's route wants, as its forwarding rule is now, each message once for
-   * each rule. The messages go in the order in which they arrived, `per_minute` of them; several replays take turns.
+   * each rule; or, with the kind `webhook`, tells `email.received` anew. The messages go in the order in which they
+   * arrived, `per_minute` of them; several replays take turns.
    */
   @Post()
   @OperationId('createReceivingReplay')
@@ -194,7 +195,7 @@ function summaryOf(replay: ReplayRecord): ReceivingReplaySummary {
     object: 'receiving_replay',
     id: replay.id,
     status: replay.status,
-    kinds: ['forward'],
+    kinds: [...replay.kinds],
     rule_id: replay.ruleId ?? null,
     per_minute: replay.perMinute,
     ids: replay.ids ? [...replay.ids] : null,

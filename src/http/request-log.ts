@@ -15,6 +15,11 @@ export function noteBody(request: Request, _response: Response, next: NextFuncti
   next();
 }
 
+/** The texts of a form, which its controller reads. */
+export function noteFields(request: Request, fields: ReadonlyMap<string, string>): void {
+  bodies.set(request, Object.fromEntries(fields));
+}
+
 /** What is known of a request before it is answered. */
 interface Noted {
   readonly caller: Caller;

@@ -4,13 +4,23 @@ import type { ApiKeyVerbs } from '../access/api-keys.ts';
 import type { LinkOpeners } from '../access/linked.ts';
 import type { Caller } from '../access/keys.ts';
 import type { LogVerbs } from '../access/logs.ts';
+import type { UsageVerbs } from '../access/usage.ts';
 import type { Accepted, Sending } from '../sending/accept.ts';
 import type { Spooled } from '../sending/attachments.ts';
 import type { BatchSending } from '../sending/batch.ts';
 import type { PageRequest } from '../access/page.ts';
+import type { PreferencePolicy } from './preference-policy.ts';
 import type { QueueOverview } from '../queue/overview.ts';
 import type { NewPause, Pause } from '../queue/pauses.ts';
 import type { DomainVerbs } from '../domains/domains.ts';
+import type { AutomationVerbs } from '../audience/automations.ts';
+import type { EventVerbs } from '../audience/events.ts';
+import type { ImportVerbs } from '../audience/imports.ts';
+import type { ContactVerbs } from '../audience/contacts.ts';
+import type { PropertyVerbs } from '../audience/properties.ts';
+import type { SegmentVerbs } from '../audience/segments.ts';
+import type { PreferenceVerbs } from '../audience/preferences.ts';
+import type { BroadcastVerbs } from '../audience/broadcasts.ts';
 import type { TopicVerbs } from '../audience/topics.ts';
 import type { SignedLinks } from '../access/signed-link.ts';
 import type { AttachmentVerbs } from '../sending/read-attachments.ts';
@@ -27,6 +37,8 @@ import type { SinkPage } from '../receiving/sink-messages.ts';
 import type { SuppressionVerbs } from '../suppressions/suppressions.ts';
 import type { TemplateVerbs } from '../templates/templates.ts';
 import type { Trace } from '../timeline/trace.ts';
+import type { WebhookVerbs } from '../webhooks/endpoints.ts';
+import type { TrackingVerbs } from '../tracking/tracker.ts';
 
 /** For operators only. */
 export interface QueueVerbs {
@@ -73,12 +85,27 @@ export interface Verbs {
   readonly links: SignedLinks;
   /** What they open. */
   readonly openers: LinkOpeners;
+  /** What readers ask for. */
+  readonly tracking: TrackingVerbs;
   readonly attachments: AttachmentVerbs;
   readonly apiKeys: ApiKeyVerbs;
   readonly logs: LogVerbs;
   readonly templates: TemplateVerbs;
   readonly suppressions: SuppressionVerbs;
   readonly topics: TopicVerbs;
+  readonly webhooks: WebhookVerbs;
+  readonly broadcasts: BroadcastVerbs;
+  /** What readers decide, by the links in their emails. */
+  readonly preferences: PreferenceVerbs;
+  /** What config/preferences.json says now. */
+  readonly preferencePolicy: () => PreferencePolicy;
+  readonly contacts: ContactVerbs;
+  readonly segments: SegmentVerbs;
+  readonly contactProperties: PropertyVerbs;
+  readonly contactImports: ImportVerbs;
+  readonly events: EventVerbs;
+  readonly automations: AutomationVerbs;
+  readonly usage: UsageVerbs;
   readonly domains: DomainVerbs;
   /** Null where there is no sink. */
   readonly sink: {

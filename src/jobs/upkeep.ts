@@ -5,6 +5,8 @@ import { readdirSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
 import { forgetOldWindows } from '../access/rate-limit.ts';
 import { forgetOldLogs } from '../access/request-log.ts';
+import { forgetOldRuns } from '../audience/automation-runs.ts';
+import { forgetDeletedTopics } from '../audience/topics.ts';
 import { isJournal, readJournal, rewrittenAs, type LostRun } from '../delivery/journal.ts';
 import type { Logger } from '../log.ts';
 import { expireUntried } from '../queue/expire.ts';
@@ -17,10 +19,12 @@ import { forgetOldDigests } from '../receiving/digest.ts';
 import { forgetGreylisted } from '../receiving/greylist.ts';
 import { forgetOldReplays } from '../receiving/replay.ts';
 import { forgetOldKeys } from '../sending/idempotency.ts';
+import { rollUpMetrics } from '../sending/metric-rollup.ts';
 import { forgetTlsResults } from '../sending/tls-report.ts';
 import type { Store } from '../store/orm.ts';
 import { endProcess } from '../store/process.ts';
 import { expireSuppressions } from '../suppressions/suppressions.ts';
+import { forgetOldWebhookEvents } from '../webhooks/forget.ts';
 import { BUCKET_MS, createClock, type Clock } from './clock.ts';
 
 /** A worker run that has not been heard of for this long is suspected to be lost. */
@@ -38,8 +42,11 @@ const LOGS_PER_RUN = 200_000;
 const SUPPRESSIONS_PER_RUN = 50_000;
 const TLS_RESULTS_PER_RUN = 50_000;
 const REPLAYS_PER_RUN = 1_000;
+const AUTOMATION_RUNS_PER_RUN = 5_000;
+const CHOICES_PER_RUN = 50_000;
 const GREYLISTED_PER_RUN = 100_000;
 const DIGESTS_PER_RUN = 1_000_000;
+const WEBHOOK_EVENTS_PER_RUN = 100_000;
 
 export interface Upkeep {
   /** Sets the alarm for deliveries that now wait. */
@@ -145,6 +152,27 @@ export async function startUpkeep(options: UpkeepOptions): Promise<Upkeep> {
         name: 'forget-replays',
         everyMs: 3_600_000,
         run: () => forgetOldReplays(store, REPLAYS_PER_RUN),
+      },
+      {
+        name: 'forget-automation-runs',
+        everyMs: 3_600_000,
+        run: () => forgetOldRuns(store.pool, AUTOMATION_RUNS_PER_RUN),
+      },
+      {
+        name: 'forget-deleted-topics',
+        everyMs: 600_000,
+        run: async () => void (await forgetDeletedTopics(store.pool, CHOICES_PER_RUN, new Date())),
+      },
+      {
+        name: 'forget-webhook-events',
+        everyMs: 600_000,
+        run: async () =>
+          void (await forgetOldWebhookEvents(store.pool, WEBHOOK_EVENTS_PER_RUN, new Date())),
+      },
+      {
+        name: 'roll-up-metrics',
+        everyMs: 600_000,
+        run: async () => void (await rollUpMetrics(store, { now: new Date() })),
       },
       { name: 'prune-sink', everyMs: 300_000, run: options.pruneSink },
       { name: 'recheck-domains', everyMs: 60_000, run: options.recheckDomains },

@@ -1,4 +1,5 @@
 // What reading a file of rules (config/*.json) takes everywhere.
+import { BlockList, isIP } from 'node:net';
 
 export const isObject = (value: unknown): value is Record<string, unknown> =>
   typeof value === 'object' && value !== null && !Array.isArray(value);
@@ -23,6 +24,25 @@ export function list(value: unknown, at: string, max: number): readonly unknown[
   if (value.length > max) throw new Error(`${at}: has more than ${max} entries`);
   return value;
 }
+
+/** Addresses and networks: whether an address is in one of them. */
+export function networks(value: unknown, at: string, max: number): (address: string) => boolean {
+  const found = new BlockList();
+  const entries = list(value, at, max);
+  for (const [index, one] of entries.entries()) {
+    const [address = '', prefix, ...rest] = typeof one === 'string' ? one.split('/') : [];
+    const bits = isIP(address) === 4 ? 32 : 128;
+    const isWhole = prefix === undefined || (/^\d{1,3}$/.test(prefix) && Number(prefix) <= bits);
+    if (isIP(address) === 0 || !isWhole || rest.length > 0) {
+      throw wrong(`${at}[${index}]`, 'an address or a network such as 10.0.0.0/8');
+    }
+    found.addSubnet(address, Number(prefix ?? bits), familyOf(address));
+  }
+  if (entries.length === 0) return () => false;
+  return (address) => isIP(address) !== 0 && found.check(address, familyOf(address));
+}
+
+const familyOf = (address: string): 'ipv4' | 'ipv6' => (isIP(address) === 4 ? 'ipv4' : 'ipv6');
 
 /** The object with what it leaves out filled in; a key that `defaults` does not have is refused. */
 export function fields<K extends string>(

@@ -2,6 +2,7 @@
 // transaction. After it returned, the email is durable and will be delivered or its fate explained. Both
 // doors, HTTP and SMTP submission, come through here.
 import type { Caller } from '../access/keys.ts';
+import type { PreferenceLinks } from '../audience/preference-links.ts';
 import { normalizedAddress, parseMailbox, type Mailbox } from '../mail/address.ts';
 import type { NewAttachment } from '../queue/enqueue.ts';
 import { INLINE_MAX_BYTES, type BlobStore } from '../store/blob.ts';
@@ -17,6 +18,8 @@ import {
   type NewEmailDependencies,
   type Origin,
 } from './new-email.ts';
+import type { HtmlTracker } from '../tracking/tracker.ts';
+import { findOptOuts, offerOptOut, optOutLink } from './opt-out.ts';
 import { distinct, meaningOf, planRequest, readRequest, type SendEmailRequest } from './request.ts';
 import {
   keepBlobsUnlessRefused,
@@ -31,7 +34,11 @@ export type { Accepted } from './store-emails.ts';
 
 export type AcceptDependencies = CompletionDependencies &
   NewEmailDependencies &
-  StoringDependencies & { readonly filled: FilledBudget };
+  StoringDependencies & {
+    readonly filled: FilledBudget;
+    readonly preferenceLinks: PreferenceLinks;
+    readonly tracker: HtmlTracker;
+  };
 
 /** What comes with every request beside its body. */
 export interface Sending {
@@ -57,10 +64,21 @@ export async function acceptEmail(
   if (replay !== null) return replay;
 
   return d.filled.share(async (hold) => {
-    const email = await completeEmail(d, caller, planRequest(read, d.now()));
+    const planned = planRequest(read, d.now());
+    const [optOut] = await findOptOuts(d.store, caller.tenantId, [planned]);
+    const { unwanted, contactId } = optOut!;
+    const about = { tenantId: caller.tenantId, id: newId(), contactId };
+    const link = optOutLink(d.preferenceLinks, planned, about);
+    const email = await completeEmail(d, caller, planned, link);
     hold(email);
     const suppressed = await findSuppressed(d.store, caller.tenantId, [email]);
-    const made = await makeEmail(d, email, { ...send, caller, suppressed });
+    const made = await makeEmail(d, offerOptOut(email, link), {
+      ...send,
+      id: about.id,
+      caller,
+      suppressed,
+      unwanted,
+    });
     return storeEmails(d, [made], { key, answer: answerOf(made.id) });
   });
 }
@@ -122,7 +140,7 @@ export interface SubmittedMessage {
  * Throws a Refusal.
  */
 export async function acceptMessage(
-  d: Omit<AcceptDependencies, 'templates' | 'filled'>,
+  d: Omit<AcceptDependencies, 'templates' | 'filled' | 'preferenceLinks' | 'tracker'>,
   caller: Caller,
   send: Sending & { readonly message: SubmittedMessage },
 ): Promise<Accepted> {

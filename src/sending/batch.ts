@@ -7,13 +7,17 @@ import type { NewEmail } from '../queue/enqueue.ts';
 import { replayOf, type AcceptDependencies, type Sending } from './accept.ts';
 import type { Spooled } from './attachments.ts';
 import { completeEmail, type CompleteEmail } from './complete.ts';
+import { newId } from '../store/id.ts';
 import { contentBytes } from './filled-budget.ts';
 import { hashRequest, type IdempotentRequest } from './idempotency.ts';
 import { findSuppressed, makeEmail } from './new-email.ts';
+import type { UnsubscribeLink } from '../templates/render.ts';
+import { findOptOuts, offerOptOut, optOutLink } from './opt-out.ts';
 import {
   meaningOf,
   planRequest,
   readRequest,
+  type PlannedEmail,
   type ReadRequest,
   type SendEmailRequest,
 } from './request.ts';
@@ -81,14 +85,15 @@ async function acceptAll(
   const { isPermissive } = send;
   const refusals = new Map<number, Refusal>();
   let contentsBytes = 0;
-  const complete = await attemptEach(reads, refusals, async (read) => {
-    if (read instanceof Refusal) throw read;
-    const email = await completeEmail(d, caller, planRequest(read, d.now()));
+  const planned = await planAll(d, caller, reads, refusals);
+  const complete = await attemptEach(planned, refusals, async (one): Promise<Complete | null> => {
+    if (one === null) return null;
+    const email = await completeEmail(d, caller, one.email, one.link);
     const sizeBytes = contentBytes(email);
     if (contentsBytes + sizeBytes > CONTENTS_MAX_BYTES) throw tooMuchContent();
     hold(email);
     contentsBytes += sizeBytes;
-    return email;
+    return { ...one, email };
   });
   if (!isPermissive) refuseAll(refusals);
 
@@ -99,6 +104,40 @@ async function acceptAll(
     .map(([index, { message }]): BatchError => ({ index, message }));
   const body = isPermissive ? { data, errors } : { data };
   return storeEmails(d, emails, { key, answer: { status: 200, body } });
+}
+
+interface Planned {
+  readonly id: string;
+  readonly email: PlannedEmail;
+  readonly unwanted: ReadonlySet<string>;
+  readonly link: UnsubscribeLink;
+}
+
+interface Complete extends Planned {
+  readonly email: CompleteEmail;
+}
+
+/** With what their topics mean, asked in one statement. */
+async function planAll(
+  d: AcceptDependencies,
+  { tenantId }: Caller,
+  reads: readonly (ReadRequest | Refusal)[],
+  refusals: Map<number, Refusal>,
+): Promise<readonly (Planned | null)[]> {
+  const emails = await attemptEach(reads, refusals, (read) => {
+    if (read instanceof Refusal) throw read;
+    return planRequest(read, d.now());
+  });
+  const wanted = emails.filter((email) => email !== null);
+  const optOuts = await findOptOuts(d.store, tenantId, wanted);
+  const optOutOf = new Map(wanted.map((email, index) => [email, optOuts[index]!]));
+  return emails.map((email) => {
+    if (email === null) return null;
+    const { unwanted, contactId } = optOutOf.get(email)!;
+    const id = newId();
+    const link = optOutLink(d.preferenceLinks, email, { tenantId, id, contactId });
+    return { id, email, unwanted, link };
+  });
 }
 
 const tooMuchContent = (): Refusal =>
@@ -115,20 +154,27 @@ async function makeAll(
   caller: Caller,
   about: {
     readonly send: BatchSending;
-    readonly complete: readonly (CompleteEmail | null)[];
+    readonly complete: readonly (Complete | null)[];
     readonly refusals: Map<number, Refusal>;
   },
 ): Promise<readonly NewEmail[]> {
   const { send, complete, refusals } = about;
-  const wanted = complete.filter((email) => email !== null);
-  const suppressed = await findSuppressed(d.store, caller.tenantId, wanted);
+  const emails = complete.flatMap((one) => (one === null ? [] : [one.email]));
+  const suppressed = await findSuppressed(d.store, caller.tenantId, emails);
   const made: NewEmail[] = [];
   try {
-    await attemptEach(complete, refusals, async (email) => {
-      if (email === null) return null;
-      const one = await makeEmail(d, email, { ...send, isOfBatch: true, caller, suppressed });
-      made.push(one);
-      return one;
+    await attemptEach(complete, refusals, async (one) => {
+      if (one === null) return null;
+      const email = await makeEmail(d, offerOptOut(one.email, one.link), {
+        ...send,
+        id: one.id,
+        isOfBatch: true,
+        caller,
+        suppressed,
+        unwanted: one.unwanted,
+      });
+      made.push(email);
+      return email;
     });
     if (!send.isPermissive) refuseAll(refusals);
     return made;
@@ -142,7 +188,7 @@ async function makeAll(
 async function attemptEach<T, R>(
   items: readonly T[],
   refusals: Map<number, Refusal>,
-  work: (item: T) => Promise<R>,
+  work: (item: T) => R | Promise<R>,
 ): Promise<(R | null)[]> {
   const results: (R | null)[] = [];
   for (const [index, item] of items.entries()) {

@@ -4,10 +4,11 @@
 import type { Caller } from '../access/keys.ts';
 import { refuseFields, type Issue, type Refusal } from '../access/refusal.ts';
 import { topicExists } from '../audience/topics.ts';
-import type { DomainLookup } from '../domains/lookup.ts';
+import type { DomainLookup, SendingDomainFacts } from '../domains/lookup.ts';
 import { parseMailbox, type Mailbox } from '../mail/address.ts';
 import type { Store } from '../store/orm.ts';
-import type { RenderedTemplate, TemplateRenderer } from '../templates/render.ts';
+import type { RenderedTemplate, TemplateRenderer, UnsubscribeLink } from '../templates/render.ts';
+import type { TrackingWish } from '../tracking/tracker.ts';
 import { bodyIssues, subjectIssues } from './field-rules.ts';
 import { badTopic, missingField, type PlannedEmail } from './request.ts';
 
@@ -28,6 +29,8 @@ export interface AuthorDomain {
   readonly signingDomainId: string;
   /** What the timeline says of it; null: nothing. */
   readonly warning: string | null;
+  /** What the author's own domain has switched on; absent: nothing. */
+  readonly tracking?: TrackingWish;
 }
 
 export interface CompleteEmail extends PlannedEmail {
@@ -37,14 +40,17 @@ export interface CompleteEmail extends PlannedEmail {
   readonly author: AuthorDomain;
 }
 
-/** Completes the email. Throws a Refusal that says what to fix. */
+/** Completes the email; `link` is its template's. Throws a Refusal that says what to fix. */
 export async function completeEmail(
   d: CompletionDependencies,
   caller: Caller,
   email: PlannedEmail,
+  link: UnsubscribeLink,
 ): Promise<CompleteEmail> {
   const rendered =
-    email.template === null ? null : await d.templates.render(caller.tenantId, email.template);
+    email.template === null
+      ? null
+      : await d.templates.render(caller.tenantId, email.template, link);
   const filled = fillIn(email, rendered);
   if (email.topicId !== null && !(await topicExists(d.store, caller.tenantId, email.topicId))) {
     throw refuseFields([badTopic()]);
@@ -104,7 +110,12 @@ export async function findAuthorDomain(
     throw refuseAuthor(`This API key may only send from its own domain, not from ${name}.`);
   }
   if (domain?.canSend === true) {
-    return { signingTenantId: caller.tenantId, signingDomainId: domain.id, warning: null };
+    return {
+      signingTenantId: caller.tenantId,
+      signingDomainId: domain.id,
+      warning: null,
+      tracking: wishOf(domain),
+    };
   }
   const standIn =
     d.standIn === null ? null : await d.domains.sendingDomain(d.standIn.tenantId, d.standIn.domain);
@@ -117,8 +128,15 @@ export async function findAuthorDomain(
     signingTenantId: d.standIn.tenantId,
     signingDomainId: standIn.id,
     warning: `${name} is not a verified domain; outside development mode this email is refused.`,
+    ...(domain === null ? {} : { tracking: wishOf(domain) }),
   };
 }
+
+const wishOf = (domain: SendingDomainFacts): TrackingWish => ({
+  opens: domain.openTracking,
+  clicks: domain.clickTracking,
+  host: domain.trackingHost,
+});
 
 const refuseAuthor = (message: string): Refusal =>
   refuseFields([{ path: 'from', message }], 'domain_not_verified');

@@ -7,6 +7,7 @@
 import { mkdir, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { Refusal } from '../access/refusal.ts';
+import type { Fault, GuardedDependencies } from '../dns/guarded-http.ts';
 import type { Logger } from '../log.ts';
 import {
   claimFetches,
@@ -18,23 +19,20 @@ import {
 import type { BlobStore } from '../store/blob.ts';
 import { newId } from '../store/id.ts';
 import type { Store } from '../store/orm.ts';
+import type { TrackingTokens } from '../tracking/tokens.ts';
 import { ATTACHMENTS_MAX_BYTES, base64Size, type SpooledFile } from './attachments.ts';
-import {
-  FETCH_MAX_MS,
-  fetchToFile,
-  type ByteBudget,
-  type Fault,
-  type FetchDependencies,
-} from './fetch.ts';
+import { FETCH_MAX_MS, fetchToFile, type ByteBudget } from './fetch.ts';
 import { storeMessage } from './message.ts';
 import { countFailedTries, readPrepared, type Awaited, type Prepared } from './prepared-email.ts';
 
-export interface FetcherOptions extends FetchDependencies {
+export interface FetcherOptions extends GuardedDependencies {
   readonly store: Store;
   readonly blobs: BlobStore;
   readonly log: Logger;
   /** A folder of its own: it is emptied first. */
   readonly spoolFolder: string;
+  /** For html that is tracked. */
+  readonly trackingTokens: TrackingTokens;
   /** Deliveries became ready. */
   readonly onReady: () => void;
   /** The pauses between tries; after the last one the email has failed. */
@@ -141,7 +139,7 @@ export async function startFetcher(options: FetcherOptions): Promise<Fetcher> {
     });
 
   const prepareIn = async (claimed: ClaimedFetch, folder: string): Promise<void> => {
-    const email = await readPrepared(store, claimed);
+    const email = await readPrepared(store, claimed, options.trackingTokens);
     if (claimed.attempt > CLAIMS_MAX || email === null) {
       await giveUp(claimed, {
         kind: 'permanent',

@@ -10,6 +10,9 @@ import type { EmailEvent } from '../store/email.ts';
 import { newId } from '../store/id.ts';
 import type { Store } from '../store/orm.ts';
 import { suppressedAmong } from '../suppressions/suppressions.ts';
+import type { TrackedEmail } from '../tracking/tokens.ts';
+import type { TrackedHtml, TrackingPlan } from '../tracking/track-html.ts';
+import type { HtmlTracker } from '../tracking/tracker.ts';
 import type { AuthorDomain, CompleteEmail } from './complete.ts';
 import { storeMessage, type StoredMessage } from './message.ts';
 import { searchTermsOf } from './search.ts';
@@ -24,11 +27,14 @@ export interface NewEmailDependencies {
     sender: { readonly tenantId: string; readonly domain: string },
   ) => string;
   readonly lifetimeMs: number;
+  /** Absent: nothing is tracked, as in reports of our own. */
+  readonly tracker?: HtmlTracker;
 }
 
 /** Where a request came from, for the timeline. */
 export interface Origin {
-  readonly via: 'http' | 'smtp' | 'tls_report' | 'dsn' | 'returned' | 'forward';
+  readonly via:
+    'http' | 'smtp' | 'tls_report' | 'dsn' | 'returned' | 'forward' | 'broadcast' | 'automation';
   readonly requestId: string;
   readonly userAgent: string | null;
   readonly address: string | null;
@@ -43,6 +49,12 @@ export interface NewEmailFacts {
   readonly isOfBatch?: boolean;
   /** Of the recipients: those that the tenant does not send to any more, normalized. */
   readonly suppressed: ReadonlySet<string>;
+  /** Of the recipients: those that do not want this topic, normalized. Absent: none. */
+  readonly unwanted?: ReadonlySet<string>;
+  /** Where it was needed before the email was made. */
+  readonly id?: string;
+  /** The broadcast that it belongs to; absent: none. */
+  readonly broadcastId?: string;
 }
 
 /** An email and its stored message, whichever door it came through. */
@@ -72,7 +84,14 @@ interface Composed {
     readonly envelopeFrom: string | null;
     readonly about: Readonly<Record<string, string>>;
   };
+  /** How the html in `stored` is tracked; absent: not at all. */
+  readonly tracking?: Tracked | null;
   readonly stored: StoredMessage;
+}
+
+interface Tracked {
+  readonly plan: TrackingPlan;
+  readonly made: TrackedHtml;
 }
 
 /** Which of the recipients of all these emails are suppressed, or stand for one who is (mail/sandbox.ts). */
@@ -89,17 +108,29 @@ export async function findSuppressed(
   return pretended.length === 0 ? listed : new Set([...listed, ...pretended]);
 }
 
+const NOBODY: ReadonlySet<string> = new Set();
+
+/** Suppressed wins: that is told whatever the topic is. */
+function fateOf(
+  address: string,
+  about: Required<Pick<NewEmailFacts, 'suppressed' | 'unwanted'>>,
+): Pick<NewDelivery, 'isSuppressed' | 'isUnwanted'> {
+  const isSuppressed = about.suppressed.has(address);
+  return { isSuppressed, isUnwanted: !isSuppressed && about.unwanted.has(address) };
+}
+
 /** Composes the email's message, stores it where it is too large for a row, and describes the rows. */
 export async function makeEmail(
   d: NewEmailDependencies,
   email: CompleteEmail,
   facts: NewEmailFacts,
 ): Promise<NewEmail> {
-  const id = newId();
+  const { id = newId() } = facts;
   const createdAt = d.now();
   const messageId = `<${id}@${email.from.domain}>`;
   const text = email.text ?? (email.html === null ? null : textFromHtml(email.html));
   const { from, to, cc, bcc, replyTo, subject, html, headers, attachments } = email;
+  const tracking = track(d, email, { tenantId: facts.caller.tenantId, emailId: id });
   const stored = await storeMessage(d.blobs, {
     emailId: id,
     from,
@@ -108,7 +139,7 @@ export async function makeEmail(
     replyTo,
     subject,
     text: text === '' && html !== null ? null : text,
-    html,
+    html: tracking?.made.html ?? html,
     headers,
     messageId,
     // What was written a month before it arrives would be sorted there, or taken for spam.
@@ -127,14 +158,33 @@ export async function makeEmail(
     bccGiven: given(bcc),
     replyToGiven: given(replyTo),
     headers: headers.length > 0 ? Object.fromEntries(headers) : null,
+    tracking,
     stored,
   });
+}
+
+function track(
+  { tracker }: NewEmailDependencies,
+  { html, author }: CompleteEmail,
+  of: TrackedEmail,
+): Tracked | null {
+  if (tracker === undefined || author.tracking === undefined || html === null) return null;
+  const plan = tracker.plan(author.tracking);
+  return plan === null ? null : { plan, made: tracker.apply(html, plan, of) };
 }
 
 /** The rows of an email whose message is stored. */
 export function describeEmail(
   d: Pick<NewEmailDependencies, 'laneOf' | 'lifetimeMs'>,
-  { caller, origin, idempotencyKey, suppressed, isOfBatch = false }: NewEmailFacts,
+  {
+    caller,
+    origin,
+    idempotencyKey,
+    suppressed,
+    unwanted = NOBODY,
+    isOfBatch = false,
+    broadcastId,
+  }: NewEmailFacts,
   email: Composed,
 ): NewEmail {
   const { from, scheduledAt, author, stored } = email;
@@ -143,12 +193,15 @@ export function describeEmail(
   const deliveries = email.recipients.map(({ address, domain }): NewDelivery => ({
     recipient: address,
     lane: d.laneOf(domain, sender),
-    isSuppressed: suppressed.has(normalizedAddress(address)),
+    ...fateOf(normalizedAddress(address), { suppressed, unwanted }),
   }));
   const withheld = deliveries.filter(({ isSuppressed }) => isSuppressed);
+  const optedOut = deliveries.filter(({ isUnwanted }) => isUnwanted);
   const lastEvent: EmailEvent =
-    withheld.length === deliveries.length
-      ? 'suppressed'
+    withheld.length + optedOut.length === deliveries.length
+      ? withheld.length > 0
+        ? 'suppressed'
+        : 'failed'
       : scheduledAt === null
         ? 'queued'
         : 'scheduled';
@@ -169,6 +222,7 @@ export function describeEmail(
     scheduledAt,
     topicId: email.topicId,
     templateId: email.templateId,
+    broadcastId: broadcastId ?? null,
     attachments: stored.attachments,
     searchTerms: searchTermsOf({
       tenantId: caller.tenantId,
@@ -191,6 +245,7 @@ export function describeEmail(
     mayGoUnsigned: email.forwarding !== undefined,
     signingTenantId: author.signingTenantId,
     signingDomainId: author.signingDomainId,
+    tracking: isComposedLater(stored) ? (email.tracking?.plan ?? null) : null,
     deliveries,
     isBulk: isOfBatch || deliveries.length > 1,
     lifetimeMs: d.lifetimeMs,
@@ -206,11 +261,24 @@ export function describeEmail(
       recipients: email.recipients.length,
       size_bytes: stored.rawSizeBytes,
       ...email.forwarding?.about,
+      ...(broadcastId === undefined ? {} : { broadcast_id: broadcastId }),
       ...(scheduledAt === null ? {} : { scheduled_at: scheduledAt.toISOString() }),
       ...(email.templateId === null ? {} : { template_id: email.templateId }),
       ...(stored.attachments.length === 0 ? {} : { attachments: stored.attachments.length }),
       ...(withheld.length === 0 ? {} : { suppressed: withheld.map(({ recipient }) => recipient) }),
+      ...(optedOut.length === 0
+        ? {}
+        : { unsubscribed: optedOut.map(({ recipient }) => recipient) }),
       ...(author.warning === null ? {} : { warning: author.warning }),
+      ...(email.tracking === undefined || email.tracking === null
+        ? {}
+        : { tracking: told(email.tracking.made) }),
     },
   };
 }
+
+const isComposedLater = ({ raw, blobKey }: StoredMessage): boolean =>
+  raw === null && blobKey === null;
+
+const told = ({ opens, links, skipped }: TrackedHtml): Readonly<Record<string, unknown>> =>
+  skipped === null ? { opens, links } : { skipped };

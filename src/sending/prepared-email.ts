@@ -8,6 +8,8 @@ import { AttachmentRow } from '../store/attachment.ts';
 import { Email, EmailContent } from '../store/email.ts';
 import type { Store } from '../store/orm.ts';
 import type { CheckedAttachment, SpooledFile, StagedBlob } from './attachments.ts';
+import type { TrackingTokens } from '../tracking/tokens.ts';
+import { trackHtml, type TrackingPlan } from '../tracking/track-html.ts';
 import type { MessageInput } from './message.ts';
 
 /** An attachment as it was accepted; `content` is staged, or null while it is to be fetched. */
@@ -30,6 +32,7 @@ const UNKNOWN_TYPE = 'application/octet-stream';
 export async function readPrepared(
   store: Store,
   { tenantId, emailId }: Pick<ClaimedFetch, 'tenantId' | 'emailId'>,
+  tokens: TrackingTokens,
 ): Promise<Prepared | null> {
   const em = store.em();
   const ofEmail = { tenantId, emailId };
@@ -39,6 +42,9 @@ export async function readPrepared(
   if (email === null || content === null || from === undefined) return null;
   const rows = await em.find(AttachmentRow, ofEmail, { orderBy: { position: 'asc' } });
   const { html = null, text = null } = content;
+  // As was decided when it was accepted.
+  const plan = (content.tracking ?? null) as TrackingPlan | null;
+  const isTracked = html !== null && plan !== null;
   return {
     message: {
       emailId,
@@ -48,7 +54,7 @@ export async function readPrepared(
       replyTo: mailboxes(email.replyToGiven ?? []),
       subject: email.subject,
       text: text === '' && html !== null ? null : text,
-      html,
+      html: isTracked ? trackHtml(html, plan, { of: ofEmail, tokens }).html : html,
       headers: Object.entries(content.headers ?? {}),
       messageId: email.messageId,
       date: email.scheduledAt ?? email.createdAt,

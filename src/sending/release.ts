@@ -16,6 +16,8 @@ export interface ReleaseDependencies {
 const REASONS: Readonly<Record<NotReleased, string>> = {
   suppressed:
     'The recipients that were given up are on the suppression list. Remove them from it first, if they want mail from you.',
+  unsubscribed:
+    'The recipients of this email have opted out of what it is about. Only they can opt in again.',
   unknown:
     'Nobody can know whether this email arrived. Pass `"include_unknown": true` to send it again although there may be two copies then.',
   incomplete:

@@ -46,7 +46,10 @@ export interface SendEmailRequest {
    * `minute`, `min`, `minutes`, `hour`, `hours`, `day` or `days`. Absent: at once.
    */
   scheduled_at?: string | null;
-  /** The id of a topic that recipients can opt out of. */
+  /**
+   * The id of a topic. Recipients who opted out of it, or did not opt in where that is its default, get nothing. To one contact
+   * alone, the email has `List-Unsubscribe` headers, and a link for `{{{RESEND_UNSUBSCRIBE_URL}}}`.
+   */
   topic_id?: string | null;
   /** A published template in place of `html` and `text`. */
   template?: SendEmailTemplate | null;

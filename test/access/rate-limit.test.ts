@@ -7,7 +7,7 @@ import { createRateLimiter, forgetOldWindows, type Rate } from '../../src/access
 import { createLogger } from '../../src/log.ts';
 import { openStore, type Store } from '../../src/store/orm.ts';
 import { until } from '../support/app.ts';
-import { freshDatabase, type FreshDatabase } from '../support/postgres.ts';
+import { migratedDatabase, type FreshDatabase } from '../support/postgres.ts';
 import { silent } from '../support/queue.ts';
 
 const test = suite('rate limit');
@@ -16,7 +16,7 @@ let database: FreshDatabase;
 const stores: Store[] = [];
 
 test.before(async () => {
-  database = await freshDatabase();
+  database = await migratedDatabase();
   for (let count = 0; count < 3; count += 1) {
     const options = { url: database.url, log: silent, connectionsMax: 4, migrate: true };
     stores.push(await openStore(options));

@@ -29,6 +29,17 @@ const BODIES: Readonly<Record<string, unknown>> = {
   'patch /domains/{id}': { open_tracking: true },
   'patch /api-keys/{id}': { name: 'taken over' },
   'patch /topics/{id}': { name: 'taken over' },
+  'patch /webhooks/{id}': { status: 'disabled' },
+  'patch /events/{identifier}': { schema: null },
+  'patch /automations/{id}': { name: 'taken over' },
+  'patch /contacts/{id}': { first_name: 'taken over' },
+  'patch /contacts/{id}/topics': [],
+  'patch /contact-properties/{id}': { fallback_value: 'taken over' },
+  'patch /segments/{id}': { name: 'taken over' },
+  'patch /broadcasts/{id}': { name: 'taken over' },
+  'patch /audiences/{id}': { name: 'taken over' },
+  'post /audiences/{id}/contacts': { email: 'taken-over@recipient.test' },
+  'patch /audiences/{id}/contacts/{contact_id}': { first_name: 'taken over' },
   'patch /receiving/routes/{id}': { local_part: 'taken-over' },
   'patch /receiving/forwarding-rules/{id}': { status: 'disabled' },
 };
@@ -80,7 +91,41 @@ test.before(async (context) => {
     type: 'exact',
     local_part: 'mine',
   });
+  const segment = await made('/segments', { name: 'Mine' });
+  const contact = await made('/contacts', { email: 'mine@recipient.test', segments: [segment] });
+  const automation = await made('/automations', {
+    name: 'Mine',
+    status: 'enabled',
+    steps: [{ key: 'start', type: 'trigger', config: { event_name: 'isolated' } }],
+    connections: [],
+  });
+  await app.call('POST', '/events/send', {
+    body: { event: 'isolated', email: 'a@recipient.test' },
+  });
+  const runs = await app.call<{ data: { id: string }[] }>('GET', `/automations/${automation}/runs`);
+  const run = runs.body.data[0]!.id;
+  const webhookId = await made('/webhooks', {
+    endpoint: 'http://127.0.0.1:1024/',
+    events: ['email.scheduled'],
+  });
+  const webhookEventId = newId();
+  await onDatabase(app, (pool) =>
+    pool.query(
+      `insert into webhook_event (tenant_id, webhook_id, id, type, payload, status, created_at)
+        select tenant_id, id, $1, 'email.scheduled', '{}', 'failed', now() from webhook`,
+      [webhookEventId],
+    ),
+  );
+  const file = new FormData();
+  file.append('file', new Blob(['email\n']));
+  const imported = await fetch(`${app.base}/contacts/imports`, {
+    method: 'POST',
+    body: file,
+    headers: { authorization: `Bearer ${app.key}` },
+  });
   context.ids = {
+    '/contacts/imports': [((await imported.json()) as { id: string }).id],
+    '/oauth/grants': [newId()], // there are none
     '/receiving/routes': [routeId],
     '/receiving/replays': [await made('/receiving/replays', { ids: [inbound.id] })],
     '/receiving/forwarding-rules': [
@@ -97,7 +142,17 @@ test.before(async (context) => {
     '/api-keys': [await made('/api-keys', { name: 'mine' })],
     '/logs': [logs.body.data[0]!.id],
     '/suppressions': [await made('/suppressions', { email: 'gone@recipient.test' })],
+    '/events': [await made('/events', { name: 'mine' })],
+    '/automations': [automation, run],
     '/topics': [await made('/topics', { name: 'News', default_subscription: 'opt_in' })],
+    '/contact-properties': [await made('/contact-properties', { key: 'mine', type: 'string' })],
+    '/segments': [segment],
+    '/broadcasts': [
+      await made('/broadcasts', { segment_id: segment, from: 'a@mailstead.test', subject: 'Mine' }),
+    ],
+    '/audiences': [segment, contact],
+    '/contacts': [contact, segment],
+    '/webhooks': [webhookId, `msg_${webhookEventId.replaceAll('-', '')}`],
     '/queue/pauses': [await made('/queue/pauses', { kind: 'destination', name: 'mx:x.test' })],
   };
 });
@@ -143,6 +198,11 @@ test('nothing of the owner has changed', async ({ app, ids }) => {
     '/domains',
     '/suppressions',
     '/topics',
+    '/webhooks',
+    '/contacts',
+    '/segments',
+    '/broadcasts',
+    '/contact-properties',
     '/logs',
     '/receiving/routes',
     '/receiving/forwarding-rules',

@@ -19,11 +19,14 @@ import {
   type SubmittedMessage,
 } from '../../src/sending/accept.ts';
 import { acceptBatch, type Misshapen } from '../../src/sending/batch.ts';
+import { createPreferenceLinks } from '../../src/audience/preference-links.ts';
 import { createFilledBudget } from '../../src/sending/filled-budget.ts';
 import { openDiskBlobs } from '../../src/store/blob.ts';
 import { newId } from '../../src/store/id.ts';
 import { createTemplateRenderer } from '../../src/templates/render.ts';
 import { createTemplateVerbs } from '../../src/templates/templates.ts';
+import { createTrackingTokens } from '../../src/tracking/tokens.ts';
+import { createHtmlTracker } from '../../src/tracking/tracker.ts';
 import { openQueue, type Bench } from '../support/queue.ts';
 
 const test = suite('accept');
@@ -48,6 +51,11 @@ test.before(async () => {
     domains: createDomainLookup(bench.store.pool, Buffer.alloc(32)),
     templates: createTemplateRenderer(bench.store),
     filled: createFilledBudget(),
+    preferenceLinks: createPreferenceLinks({ key: Buffer.alloc(32), publicUrl: 'https://m.test' }),
+    tracker: createHtmlTracker({
+      tokens: createTrackingTokens(Buffer.alloc(32)),
+      publicUrl: 'https://m.test',
+    }),
     now: () => new Date(),
     laneOf: (domain) => `mx:${domain}`,
     lifetimeMs: 60_000,

@@ -11,12 +11,14 @@ import { existsSync } from 'node:fs';
 import { join } from 'node:path';
 import { parseArgs } from 'node:util';
 import { killRows } from './kill.ts';
+import { broadcastKill } from './broadcast.ts';
 import { killInbound } from './kill-inbound.ts';
 import { outageRows } from './outages.ts';
 import { peerRows } from './peers.ts';
 import { loadRows } from './crowds.ts';
 import { clockRows } from './clocks.ts';
 import { intruderRows } from './intruders.ts';
+import { webhookStorm } from './webhooks.ts';
 import { renderReport, renderTests, TESTS } from './report.ts';
 import type { Judged, Row, Torture, Verdict } from './row.ts';
 
@@ -28,6 +30,8 @@ const ROWS: readonly Row[] = [
   ...loadRows,
   ...clockRows,
   ...intruderRows,
+  broadcastKill,
+  webhookStorm,
 ].toSorted((a, b) => a.number - b.number);
 const ROUNDS_MAX = 10_000;
 const EXIT = { SIGINT: 130, SIGTERM: 143, SIGHUP: 129 } as const;

@@ -73,6 +73,16 @@ export const TESTS: readonly {
     title: 'kill -9 while mail comes in, a few rounds',
     files: ['test/flow/kill-inbound.test.ts'],
   },
+  {
+    number: 24,
+    title: 'kill -9 in the middle of a broadcast, a short one',
+    files: ['test/flow/broadcast-kill.test.ts', 'test/sending/fan-out.test.ts'],
+  },
+  {
+    number: 25,
+    title: 'webhook endpoints that fail, hang, are dead; kill -9 during a call',
+    files: ['test/webhooks/calls.test.ts', 'test/webhooks/crash.test.ts'],
+  },
 ];
 
 export function renderReport(
