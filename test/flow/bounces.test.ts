@@ -165,12 +165,21 @@ test('a bounce in words does the same, whatever the case of its return path', as
 });
 
 test('of two recipients only the one that bounced is bounced', async () => {
-  const [first, second] = [anyone(), anyone()];
-  const before = peer.messages.length;
-  const id = await app.send({ to: [first, second] });
-  await app.untilEvent(id, 'delivered');
-  const [sent, ...others] = peer.messages.slice(before);
-  assert.equal([sent?.rcpts.length, others.length], [2, 0], 'they share a return path');
+  // Each claim takes what a destination has room for, so the two may go apart; with room for both they share a return path.
+  let first = anyone();
+  let second = anyone();
+  let id = '';
+  const [sent] = await until(
+    async () => {
+      [first, second] = [anyone(), anyone()];
+      const before = peer.messages.length;
+      id = await app.send({ to: [first, second] });
+      await app.untilEvent(id, 'delivered');
+      return peer.messages.slice(before);
+    },
+    ({ length }) => length === 1,
+  );
+  assert.is(sent?.rcpts.length, 2, 'they share a return path');
   await come(pathOf(sent!.mail), deliveryReport({ recipient: second }));
   await app.untilEvent(id, 'bounced');
   assert.equal(
