@@ -18,8 +18,8 @@ const DRAIN_MS = 2_000;
 const CLUSTER_STOP_MS = 15_000;
 const OUTPUT_CHARS_MAX = 200_000;
 const SKIP_LINES_MAX = 200;
-/** Files wait more than they compute: for pauses, other processes, the disk. */
-const PARALLEL = 2 * availableParallelism();
+/** One more than there are cores, since files also wait. Above that, pauses that tests give to peers get too short. */
+const PARALLEL = availableParallelism() + 1;
 /** Whose files wait the longest: they begin first, so that none of them is left alone at the end. */
 const FIRST = ['flow', 'jobs', 'store'];
 
