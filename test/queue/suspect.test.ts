@@ -67,7 +67,9 @@ test('after two they are let in by groups: what crashes workers is set aside at 
     if (deaths === 5 && isOver(await q.states())) break;
     await dueNow(q);
   }
-  assert.equal(sizes, [64, 8, 1]);
+  // Which of the two groups it was in does not matter.
+  assert.ok(sizes[0] === 64 || sizes[0] === 36, String(sizes[0]));
+  assert.equal(sizes.slice(1), [8, 1]);
   const { rows } = await q.store.pool.query<{ email_id: string; last_cause: string }>(
     "select email_id, last_cause from delivery where state <> 'delivered'",
   );
