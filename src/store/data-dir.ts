@@ -76,6 +76,15 @@ export async function openDataDir(
   }
 }
 
+/** The secret of a data directory that is there or that somebody else holds; null when it was never generated. */
+export function readGeneratedSecret(
+  path: string,
+  name: string,
+  bytes: number,
+): Promise<string | null> {
+  return readSecret(join(resolve(path), 'secrets', name), bytes);
+}
+
 async function readOrCreateSecret(dir: string, name: string, bytes: number): Promise<string> {
   if (!SECRET_NAME.test(name)) throw new RangeError(`not a secret's name: ${name}`);
   if (!Number.isInteger(bytes) || bytes < 1 || bytes > SECRET_BYTES_MAX) {

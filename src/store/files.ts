@@ -17,8 +17,20 @@ export async function readText(path: string): Promise<string | null> {
   try {
     return await readFile(path, 'utf8');
   } catch (error) {
-    if (hasCode(error, 'ENOENT')) return null;
+    if (hasCode(error, 'ENOENT') || hasCode(error, 'ENOTDIR')) return null;
     throw error;
+  }
+}
+
+/** The file as UTF-8. Throws EFBIG where it is larger. */
+export async function readTextUpTo(path: string, bytesMax: number): Promise<string> {
+  const file = await open(path, 'r');
+  try {
+    const { size } = await file.stat();
+    if (size > bytesMax) throw Object.assign(new Error('too large'), { code: 'EFBIG' });
+    return await file.readFile('utf8');
+  } finally {
+    await file.close();
   }
 }
 

@@ -30,6 +30,7 @@ import { ReceivedReading } from './migrations/0007-received-reading.ts';
 import { Lanes } from './migrations/0008-lanes.ts';
 import { ReceivingRoutes } from './migrations/0009-receiving.ts';
 import { Audience } from './migrations/0010-audience.ts';
+import { ApplianceTables } from './migrations/0011-appliance.ts';
 import { ReceivedContent, ReceivedEmail } from './received-email.ts';
 import { ReceivingReplay } from './receiving-replay.ts';
 import { ForwardingAttempt, ForwardingRule, ReceivingRoute } from './receiving-route.ts';
@@ -39,13 +40,14 @@ import { SinkMessage } from './sink-message.ts';
 import { Suppression } from './suppression.ts';
 import { Template, TemplateVersion } from './template.ts';
 import { Tenant } from './tenant.ts';
+import { measurePool } from './measured-pool.ts';
 import { clientWithTimeout } from './timed-client.ts';
 import { TimelineEntry } from './timeline-entry.ts';
 import { Topic } from './topic.ts';
 import { Webhook, WebhookAttempt, WebhookEvent } from './webhook.ts';
 
-/** Any constant that no other program uses in the same database. */
-const MIGRATION_LOCK = 7_245_178_301;
+/** Any constant that no other program uses in the same database. Held while the schema or all rows are written. */
+export const MIGRATION_LOCK = 7_245_178_301;
 const CONNECT_TIMEOUT_MS = 5_000;
 /** A statement that takes longer than this is given up; nothing of ours takes a tenth of it. */
 const QUERY_TIMEOUT_MS = 15_000;
@@ -63,7 +65,11 @@ const migrations = [
   { name: '0008-lanes', class: Lanes },
   { name: '0009-receiving', class: ReceivingRoutes },
   { name: '0010-audience', class: Audience },
+  { name: '0011-appliance', class: ApplianceTables },
 ];
+
+/** The names of this program's migrations, in their order. */
+export const SCHEMA: readonly string[] = migrations.map(({ name }) => name);
 
 export interface Store {
   readonly pool: Pool;
@@ -85,6 +91,10 @@ export async function openStore(options: {
   log: Logger;
   connectionsMax: number;
   migrate: boolean;
+  /** Called as each migration ends; they hold together, once all have ended. */
+  onMigrated?: (name: string) => void;
+  /** The last migration to run; absent: all. For rows of an older release. */
+  migrateTo?: string;
 }): Promise<Store> {
   let timeoutMs = options.migrate ? MIGRATION_TIMEOUT_MS : QUERY_TIMEOUT_MS;
   const orm = await MikroORM.init({
@@ -151,13 +161,15 @@ export async function openStore(options: {
   });
   try {
     const pool = await orm.em.getConnection().getNativeClient();
-    if (options.migrate) await migrate(orm, pool, options.log);
+    if (options.migrate) await migrate(orm, pool, options);
     timeoutMs = QUERY_TIMEOUT_MS;
+    const unmeasure = measurePool(pool);
     return {
       pool,
       em: () => orm.em.fork({ useContext: false }),
       transact: (work) => transact(pool, work),
       async close() {
+        unmeasure();
         await orm.close(true);
         // MikroORM leaves a pool alone that it never queried itself.
         if (!pool.ending) await pool.end();
@@ -169,15 +181,23 @@ export async function openStore(options: {
   }
 }
 
-async function migrate(orm: MikroORM, pool: Pool, log: Logger): Promise<void> {
+async function migrate(
+  orm: MikroORM,
+  pool: Pool,
+  d: Pick<Parameters<typeof openStore>[0], 'log' | 'onMigrated' | 'migrateTo'>,
+): Promise<void> {
   const client = await pool.connect();
   let broken: Error | undefined;
   try {
     // Several processes may start together: one migrates, the others wait and find nothing to do.
     await client.query('select pg_advisory_lock($1)', [MIGRATION_LOCK]);
-    await refuseNewerSchema(client);
-    const done = await orm.migrator.up();
-    if (done.length > 0) log.info({ migrations: done.map(({ name }) => name) }, 'schema migrated');
+    const gap = await readSchemaGap(client);
+    refuseNewerSchema(gap);
+    warnOfUpgrade(gap, d.log);
+    orm.migrator.on('migrated', ({ name }) => d.onMigrated?.(name));
+    const done = await orm.migrator.up(d.migrateTo === undefined ? undefined : { to: d.migrateTo });
+    if (done.length > 0)
+      d.log.info({ migrations: done.map(({ name }) => name) }, 'schema migrated');
     await client.query('select pg_advisory_unlock($1)', [MIGRATION_LOCK]);
   } catch (error) {
     broken = error as Error; // the lock goes with the connection
@@ -187,15 +207,42 @@ async function migrate(orm: MikroORM, pool: Pool, log: Logger): Promise<void> {
   }
 }
 
-async function refuseNewerSchema(client: PoolClient): Promise<void> {
-  const { rows: tables } = await client.query<{ found: boolean }>(
+/** A database that is used already is told apart: what runs now cannot be undone by starting the old program again. */
+function warnOfUpgrade({ pending }: SchemaGap, log: Logger): void {
+  if (pending.length === 0 || pending.length === migrations.length) return;
+  log.warn(
+    { migrations: pending },
+    'this start brings the database to a newer schema, which an older Mailstead refuses; the way back is to ' +
+      'restore a backup made before, with the version that made it',
+  );
+}
+
+/** How the schema of a database and this program go together. */
+export interface SchemaGap {
+  /** Migrations of this program that have not run there. */
+  readonly pending: readonly string[];
+  /** Migrations that ran there and that this program does not know. */
+  readonly unknown: readonly string[];
+}
+
+/** Changes nothing. */
+export async function readSchemaGap(db: Pick<PoolClient, 'query'>): Promise<SchemaGap> {
+  const { rows: tables } = await db.query<{ found: boolean }>(
     'select to_regclass($1) is not null as found',
     [MIGRATION_TABLE],
   );
-  if (tables[0]?.found !== true) return;
-  const { rows } = await client.query<{ name: string }>(`select name from ${MIGRATION_TABLE}`);
-  const known = new Set(migrations.map(({ name }) => name));
-  const unknown = rows.map(({ name }) => name).filter((name) => !known.has(name));
+  const known = migrations.map(({ name }) => name);
+  if (tables[0]?.found !== true) return { pending: known, unknown: [] };
+  const { rows } = await db.query<{ name: string }>(`select name from ${MIGRATION_TABLE}`);
+  const done = rows.map(({ name }) => name);
+  return {
+    pending: known.filter((name) => !done.includes(name)),
+    unknown: done.filter((name) => !known.includes(name)),
+  };
+}
+
+/** Throws NewerSchema where a newer program has migrated the database. */
+export function refuseNewerSchema({ unknown }: SchemaGap): void {
   if (unknown.length === 0) return;
   throw new NewerSchema(
     `the database was migrated by a newer Mailstead (${unknown.join(', ')}); ` +
