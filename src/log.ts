@@ -1,7 +1,7 @@
 /**
  * The program's one logger.
  *
- * In: a constant phrase plus fields (`log.info({ delivery, code, ms }, 'attempt settled')`). Out: one
+ * In: a constant phrase plus fields (`log.info({ email_id, tenant_id, attempt }, 'attempt broke')`). Out: one
  * line a fact on stdout, as JSON in production and as `HH:MM:SS level message key=value` in
  * development. Refuses to print credentials and bodies: the value of every key in REDACTED, at any
  * depth and in any case, is replaced before the line leaves this file.
@@ -38,6 +38,8 @@ export function createLogger(options: {
   readonly name: string;
   readonly mode?: 'development' | 'production';
   readonly write?: (line: string) => void;
+  /** What every line has beside its own, such as the trace that it belongs to. */
+  readonly fields?: () => Readonly<Record<string, string>>;
 }): Logger {
   const write = options.write ?? null;
   const human = options.mode === 'development';
@@ -46,6 +48,7 @@ export function createLogger(options: {
       level: options.level,
       name: options.name,
       timestamp: pino.stdTimeFunctions.isoTime,
+      ...(options.fields === undefined ? {} : { mixin: options.fields }),
       formatters: { level: (label) => ({ level: label }) },
       serializers: { err: (error: unknown) => describeError(error, 0) },
       hooks: { streamWrite: (line) => (HOLDS_REDACTED.test(line) ? redact(line) : line) },

@@ -1,13 +1,15 @@
 /**
- * Writes the table of settings down for people: docs/config.md and config/mailstead.example.env.
+ * Writes the table of settings down for people: docs/config.md and config/mailstead.example.env; and that of metrics,
+ * docs/metrics.md.
  *
- * In: the table in src/config.ts. Out: the two texts; run with `--write` (npm run generate does), the two files.
+ * In: the tables of src/config.ts and src/telemetry. Out: the texts; run with `--write` (npm run generate does), the files.
  */
 import { mkdirSync, realpathSync, writeFileSync } from 'node:fs';
 import { dirname, resolve } from 'node:path';
 import { ROWS } from './config.ts';
 import { defaultIn, describe } from './setting-row.ts';
 import type { Mode, Setting } from './setting-row.ts';
+import { renderMetricsPage } from './telemetry/reference.ts';
 
 const GENERATED_BY = 'Generated from src/config.ts by npm run generate';
 
@@ -19,6 +21,10 @@ export function renderGeneratedFiles(): readonly {
   return [
     { path: 'docs/config.md', text: renderReference() },
     { path: 'config/mailstead.example.env', text: renderExample() },
+    {
+      path: 'docs/metrics.md',
+      text: renderMetricsPage('Generated from src/telemetry/instruments.ts by npm run generate'),
+    },
   ];
 }
 
