@@ -35,39 +35,30 @@ export interface BlobStore {
   list(writtenBefore: Date): AsyncIterable<string>;
 }
 
-const KEY = /^[0-9a-f-]{36}$/;
+/** A blob store that says which one it is (blob-identity.ts). */
+export interface MarkedBlobStore extends BlobStore {
+  /** Null when it has none. */
+  readMark(): Promise<string | null>;
+  /** Replaces the one that is there; durable once it resolves. */
+  writeMark(text: string): Promise<void>;
+}
+
+export const BLOB_KEY = /^[0-9a-f-]{36}$/;
+/** Of the file, or the object, that holds the mark. */
+export const MARK_NAME = 'blob-store-id';
 const FOLDER = /^[0-9a-f]{2}$/;
 const UNFINISHED = '.part';
 
-export function openDiskBlobs(folder: string): BlobStore {
+export function openDiskBlobs(folder: string): MarkedBlobStore {
   const pathOf = (key: string): string => {
-    if (!KEY.test(key)) throw new Error('a blob key is a UUID');
+    if (!BLOB_KEY.test(key)) throw new Error('a blob key is a UUID');
     // The last characters of a UUIDv7 are random: 256 folders that fill evenly.
     return join(folder, key.slice(-2), key);
   };
   const write: BlobStore['write'] = async (key, chunks) => {
     const path = pathOf(key);
     await mkdir(dirname(path), { recursive: true });
-    const draft = path + UNFINISHED;
-    try {
-      const file = await open(draft, 'w', 0o600);
-      try {
-        for await (const chunk of chunks) await writeFully(file, chunk);
-        await file.sync();
-      } finally {
-        await file.close();
-      }
-      await rename(draft, path);
-    } catch (error) {
-      await rm(draft, { force: true });
-      throw error;
-    }
-    const parent = await open(dirname(path), 'r');
-    try {
-      await parent.sync(); // the name must be durable too
-    } finally {
-      await parent.close();
-    }
+    await writeDurably(path, chunks);
   };
   return {
     write,
@@ -104,11 +95,41 @@ export function openDiskBlobs(folder: string): BlobStore {
           const found = await stat(path).catch(nullIfMissing);
           if (found === null || found.mtime >= writtenBefore) continue;
           if (name.endsWith(UNFINISHED)) await rm(path, { force: true });
-          else if (KEY.test(name)) yield name;
+          else if (BLOB_KEY.test(name)) yield name;
         }
       }
     },
+    async readMark() {
+      return (await readFile(join(folder, MARK_NAME), 'utf8').catch(nullIfMissing))?.trim() ?? null;
+    },
+    async writeMark(text) {
+      await writeDurably(join(folder, MARK_NAME), one(Buffer.from(`${text}\n`)));
+    },
   };
+}
+
+/** Under another name first; when that fails, nothing is left. */
+async function writeDurably(path: string, chunks: AsyncIterable<Uint8Array>): Promise<void> {
+  const draft = path + UNFINISHED;
+  try {
+    const file = await open(draft, 'w', 0o600);
+    try {
+      for await (const chunk of chunks) await writeFully(file, chunk);
+      await file.sync();
+    } finally {
+      await file.close();
+    }
+    await rename(draft, path);
+  } catch (error) {
+    await rm(draft, { force: true });
+    throw error;
+  }
+  const parent = await open(dirname(path), 'r');
+  try {
+    await parent.sync(); // the name must be durable too
+  } finally {
+    await parent.close();
+  }
 }
 
 // oxlint-disable-next-line typescript/require-await -- an async iterable of one

@@ -1,5 +1,6 @@
-// Tells "the database is away" from every other error, for the edges: 503 or 451 and later again,
+// Tells "the database, or the blob store, is away" from every other error, for the edges: 503 or 451 and later again,
 // instead of a fault of ours.
+import { BlobsUnavailable } from './blobs-unavailable.ts';
 
 const UNREACHABLE = new Set([
   'ECONNREFUSED',
@@ -28,9 +29,10 @@ export class DatabaseBusy extends Error {
   }
 }
 
-/** Whether the error says that the database cannot be asked right now. Looks through causes. */
+/** Whether the error says that what we store in cannot be asked right now, rows or blobs. Looks through causes. */
 export function isDatabaseUnavailable(error: unknown): boolean {
   for (let at: unknown = error, depth = 0; at instanceof Error && depth < 5; depth++) {
+    if (at instanceof BlobsUnavailable) return true;
     const code = (at as { code?: unknown }).code;
     if (typeof code === 'string' && (UNREACHABLE.has(code) || SQLSTATE.test(code))) return true;
     if (DRIVER_MESSAGE.test(at.message)) return true;
