@@ -15,8 +15,9 @@ import { createLane, type Lane, type LaneIdentity, type LaneWork } from './lane.
 import type { NextHops } from './next-hop.ts';
 import type { Way } from './planner.ts';
 import type { PortWatch } from './port25.ts';
-import { shareOf, type Limits, type Providers } from './providers.ts';
+import type { Limits, Providers } from './providers.ts';
 import type { Rooms } from './rooms.ts';
+import type { Shares } from './shares.ts';
 import { laneName, siteOf } from './site.ts';
 
 export interface LaneSet {
@@ -67,8 +68,8 @@ const unlimited = (connectionsMax: number): Limits => ({
 
 export function createLaneSet(options: {
   readonly providers: () => Providers;
-  /** Workers that share the limits. */
-  readonly workers: number;
+  /** With the other workers. */
+  readonly shares: Pick<Shares, 'partOf' | 'take' | 'drop'>;
   readonly rooms: Rooms;
   readonly watch: PortWatch | null;
   readonly now: () => number;
@@ -80,7 +81,7 @@ export function createLaneSet(options: {
   readonly work: LaneWork;
   readonly onChange: () => void;
 }): LaneSet {
-  const { rooms, watch, now } = options;
+  const { rooms, watch, now, shares } = options;
   const byName = new Map<string, Lane>();
   const reported = new Map<string, { readonly key: string; readonly report: Report }>();
   const sandbox = unlimited(TRUSTED_MAX);
@@ -96,12 +97,10 @@ export function createLaneSet(options: {
     if (name === SINK_LANE || name === SANDBOX_LANE) return sandbox;
     if (name === NOWHERE) return nowhere;
     if (name === HOME_LANE) {
-      const home = { ...unlimited(HOME_MAX), circuit: providers.default.circuit };
-      return shareOf(home, options.workers);
+      return { ...unlimited(HOME_MAX), circuit: providers.default.circuit };
     }
-    if (name === SMARTHOST_LANE) return shareOf(providers.smarthost, options.workers);
-    const own = providers.list.find((one) => one.name === provider)?.limits;
-    return shareOf(own ?? providers.default, options.workers);
+    if (name === SMARTHOST_LANE) return providers.smarthost;
+    return providers.list.find((one) => one.name === provider)?.limits ?? providers.default;
   };
 
   const open = (identity: LaneIdentity): Lane => {
@@ -111,7 +110,9 @@ export function createLaneSet(options: {
     const lane = createLane({
       ...identity,
       limits: limitsOf(identity),
-      ...(isOurs(identity) ? { firstConnections: limitsOf(identity).connectionsMax } : {}),
+      ...(isOurs(identity)
+        ? { firstConnections: limitsOf(identity).connectionsMax }
+        : { part: shares.partOf(identity.name) }),
       now,
       random: options.random,
       onChange: options.onChange,
@@ -121,6 +122,7 @@ export function createLaneSet(options: {
       },
     });
     byName.set(identity.name, lane);
+    if (!isOurs(identity)) shares.take(lane);
     hold(lane);
     return lane;
   };
@@ -136,6 +138,7 @@ export function createLaneSet(options: {
       reported.delete(name);
       rooms.drop(name);
       void lane.stop(); // its kept connections
+      shares.drop(name);
     }
     forgetAt = Math.min(2 * LANES_MAX, Math.max(LANES_MAX, byName.size + FORGET_STEP));
   };

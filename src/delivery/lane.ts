@@ -8,10 +8,11 @@ import type { LaneSignal, Line } from './attempt.ts';
 import { createCircuit, type CircuitView } from './circuit.ts';
 import { createConcurrency } from './concurrency.ts';
 import { createFairQueue, type FairQueue } from './fair-queue.ts';
+import { createLanePaces } from './lane-paces.ts';
 import type { NextHops } from './next-hop.ts';
-import { createPace, type Pace } from './pace.ts';
 import type { Limits } from './providers.ts';
 import type { Session } from './session.ts';
+import type { Part } from './shares.ts';
 
 /** A delivery whose way is known. */
 export interface Planned {
@@ -58,6 +59,14 @@ export interface Lane extends LaneIdentity {
   queued(): number;
   /** Transactions begun and not decided. */
   active(): number;
+  /** What all workers together may use. */
+  connectionsMax(): number;
+  /** Connections that are open, being opened or being closed. */
+  used(): number;
+  /** Connections that there is work for. */
+  wanted(): number;
+  /** The part of this worker has changed. */
+  share(): void;
   /** How many more the next claim may bring. */
   room(): number;
   /** How many more are taken of what has been claimed already. */
@@ -73,7 +82,7 @@ export interface Lane extends LaneIdentity {
   isHanging(): boolean;
   /** It hangs, or a transaction takes long here as a rule: a place that it takes comes free late. */
   isSlow(): boolean;
-  /** It hangs, and nothing more can be tried beside that. */
+  /** It hangs, and nothing more can be tried beside that; or other workers have all of its connections. */
   isStalled(): boolean;
   /** Takes back what was not begun, so that it can be released. */
   takeQueued(which?: (delivery: ClaimedDelivery) => boolean): readonly ClaimedDelivery[];
@@ -83,12 +92,13 @@ export interface Lane extends LaneIdentity {
   limit(limits: Limits): void;
   /** Begins what may begin by now, also where it is time alone that has changed; call about once a second. */
   wake(): void;
-  /** What is known from before the start. */
+  /** What is known from before the start, or from another worker. */
   reopen(about: { readonly forMs: number; readonly opens: number; readonly reason: string }): void;
-  /** The circuit opened over something that is mended. */
+  /** The circuit opened over something that is mended, or another worker's probe went well. */
   forgive(): void;
+  circuit(): CircuitView;
   view(): LaneView;
-  /** Closes idle connections at once; resolves when no track is left. */
+  /** Closes idle connections at once; resolves when no connection is left. */
   stop(): Promise<void>;
 }
 
@@ -128,6 +138,8 @@ export type LaneWork = (
 export function createLane(
   options: LaneIdentity & {
     readonly limits: Limits;
+    /** Absent: no other worker has a part in it. */
+    readonly part?: Part;
     /** Connections that are used at once from the beginning; absent: few, until it is known that more go well. */
     readonly firstConnections?: number;
     readonly now: () => number;
@@ -137,7 +149,7 @@ export function createLane(
     readonly onChange: () => void;
   },
 ): Lane {
-  const { now, isTrusted } = options;
+  const { now, isTrusted, part } = options;
   let { limits } = options;
   const tenantOf = ({ delivery }: Planned): string => delivery.tenantId;
   const singles = createFairQueue(tenantOf);
@@ -149,9 +161,10 @@ export function createLane(
     max: limits.connectionsMax,
     ...(options.firstConnections === undefined ? {} : { first: options.firstConnections }),
   });
-  let connectionPace: Pace | null = null;
-  let messagePace: Pace | null = null;
+  const paces = createLanePaces(now, part?.mayBurst ?? (() => true));
   let tracks = 0;
+  /** Whose connection is not closed yet. */
+  const closing = new Set<Promise<void>>();
   let active = 0;
   let activeBulk = 0;
   let inFlight = 0;
@@ -169,7 +182,8 @@ export function createLane(
   let lastFailureAt: Date | null = null;
 
   const queued = (): number => singles.size + bulk.size;
-  const capacity = (): number => Math.min(limits.connectionsMax, concurrency.value());
+  const most = (): number => Math.min(limits.connectionsMax, part?.connections() ?? Infinity);
+  const capacity = (): number => Math.min(most(), concurrency.value());
   const bulkMax = (): number => {
     const all = capacity();
     return all < 2 ? all : all - Math.max(1, Math.floor(all / RESERVED_PART));
@@ -182,22 +196,7 @@ export function createLane(
     return circuit.state(now()) === 'open' ? 'circuit' : null;
   };
 
-  const setPaces = (): void => {
-    const { newConnectionsPerMinute, messagesPerSecond } = limits;
-    connectionPace =
-      newConnectionsPerMinute === null
-        ? null
-        : createPace({
-            perPeriod: newConnectionsPerMinute,
-            periodMs: 60_000,
-            burst: Math.min(limits.connectionsMax, newConnectionsPerMinute),
-          });
-    messagePace =
-      messagesPerSecond === null
-        ? null
-        : createPace({ perPeriod: messagesPerSecond, periodMs: 1_000, burst: messagesPerSecond });
-  };
-  setPaces();
+  paces.use(limits, most());
 
   /** It is open, and may carry more: as many as we allow, and as many as the host has said. */
   const hasMore = (session: Session | null): session is Session =>
@@ -220,31 +219,40 @@ export function createLane(
   const pump = (): void => {
     clearTimeout(paceTimer);
     isWaitingForPace = false;
-    while (!stopped && active < capacity() && closedBy() === null && circuit.admits(now())) {
+    while (!stopped && hasPlace() && closedBy() === null && circuit.admits(now())) {
       const queue = whoseTurn();
       const first = queue?.peek();
       if (queue === null || first === undefined) return;
       const found = idle.findIndex((track) => isUsable(track, first));
       const needsNew = found === -1 && first.hops.kind === 'targets';
-      const waitMs = Math.max(
-        messagePace?.waitMs(now()) ?? 0,
-        needsNew ? (connectionPace?.waitMs(now()) ?? 0) : 0,
-      );
+      const waitMs = paces.waitMs(needsNew);
       if (waitMs > 0) {
         isWaitingForPace = true;
+        if (most() < limits.connectionsMax) part?.tell();
         paceTimer = setTimeout(pump, Math.ceil(waitMs));
         return;
       }
-      messagePace?.take(now());
-      if (needsNew) connectionPace?.take(now());
+      paces.take(needsNew);
       const track = takeTrack(found);
       const task = run(track, takeGroup(queue)).finally(() => running.delete(task));
       running.add(task);
     }
   };
 
+  const hasPlace = (): boolean => {
+    if (active + closing.size < capacity()) return true;
+    if (most() < wanted()) part?.tell();
+    return false;
+  };
+
+  const wanted = (): number => {
+    if (stopped || closedBy() !== null) return 0;
+    if (isWaitingForPace) return limits.connectionsMax;
+    return Math.min(limits.connectionsMax, concurrency.value(), active + queued());
+  };
+
   const takeTrack = (found: number): Track => {
-    const isFull = tracks >= limits.connectionsMax || tracks >= capacity();
+    const isFull = tracks >= capacity();
     const [track] = found !== -1 ? idle.splice(found, 1) : isFull ? idle.splice(0, 1) : [];
     if (track !== undefined) {
       clearTimeout(track.timer);
@@ -276,12 +284,13 @@ export function createLane(
     track.line.messagesMax = limits.messagesPerConnection;
     const learned = await options.work(lane, track.line, group);
     const isFull = active >= capacity() || (bulk.size > 0 && activeBulk >= bulkMax());
+    const isOwnLimit = concurrency.value() <= most();
     active -= 1;
     activeBulk -= isBulk;
     inFlight -= group.length;
     progress(group.length);
     tookMs += (Math.min(now() - beganAt, STALLED_MS) - tookMs) * NEWEST_PART;
-    learn(learned, trial, isFull);
+    learn(learned, trial, isFull && isOwnLimit);
     rest(track);
   };
 
@@ -315,7 +324,9 @@ export function createLane(
       concurrency.bad();
     }
     if (pause !== null) circuit.open({ ...pause, nowMs: now() });
-    if (circuit.state(now()) !== before) options.onChange();
+    if (circuit.state(now()) === before) return;
+    part?.tell();
+    options.onChange();
   };
 
   const rest = (track: Track): void => {
@@ -336,18 +347,31 @@ export function createLane(
 
   const end = (track: Track): void => {
     clearTimeout(track.timer);
-    tracks -= 1;
-    track.line.session?.close();
+    const { session, leaving } = track.line;
     track.line.session = null;
+    session?.close();
+    const closed = session?.closed ?? leaving;
+    if (closed === undefined) {
+      tracks -= 1;
+      return;
+    }
+    const gone = closed.then(() => {
+      closing.delete(gone);
+      tracks -= 1;
+      pump();
+      part?.tell();
+    });
+    closing.add(gone);
   };
 
   const queuedMax = (): number => {
     if (isTrusted) return QUEUED.max;
     const min = isSlow() ? capacity() : hasProgressed ? QUEUED.min : QUEUED.unproven;
     const wanted = Math.floor(Math.min(Math.max((perSecond * AHEAD_MS) / 1_000, min), QUEUED.max));
-    const { messagesPerSecond } = limits;
+    const { messagesPerSecond, connectionsMax } = limits;
     if (messagesPerSecond === null) return wanted;
-    return Math.min(wanted, Math.max(1, Math.ceil((messagesPerSecond * PACED_MS) / 1_000)));
+    const own = messagesPerSecond * Math.min(1, Math.max(1, most()) / connectionsMax);
+    return Math.min(wanted, Math.max(1, Math.ceil((own * PACED_MS) / 1_000)));
   };
 
   /** Null: as many as there is place for. */
@@ -360,7 +384,9 @@ export function createLane(
   const isHanging = (): boolean => active > 0 && now() - lastProgressAt > STALLED_MS;
   const isSlow = (): boolean => isHanging() || (!isTrusted && tookMs > SLOW_MS);
   /** Also where only bulk hangs: what is claimed next may be bulk. */
-  const isStalled = (): boolean => isHanging() && (active >= capacity() || activeBulk >= bulkMax());
+  const isTaken = (): boolean => part?.isTaken() === true && active === 0;
+  const isStalled = (): boolean =>
+    isTaken() || (isHanging() && (active >= capacity() || activeBulk >= bulkMax()));
 
   const limitedBy = (): LaneLimit | null => {
     if (hold !== null) return hold;
@@ -368,7 +394,7 @@ export function createLane(
     // Nothing is claimed for what hangs, so nothing waits here.
     if (queued() === 0 && !isStalled()) return null;
     if (isWaitingForPace) return 'rate';
-    if (active >= limits.connectionsMax) return 'connections';
+    if (active >= most()) return 'connections';
     return active >= capacity() || singles.size === 0 ? 'concurrency' : null;
   };
 
@@ -380,8 +406,16 @@ export function createLane(
     isTrusted,
     queued,
     active: () => active,
+    connectionsMax: () => limits.connectionsMax,
+    used: () => tracks,
+    wanted,
+    share() {
+      paces.use(limits, most());
+      while (tracks - closing.size > most() && idle.length > 0) end(idle.shift()!);
+      pump();
+    },
     room() {
-      if (closedBy() !== null) return 0;
+      if (closedBy() !== null || isTaken()) return 0;
       const one = oneOnly();
       if (one !== null) return one;
       const max = queuedMax();
@@ -393,7 +427,7 @@ export function createLane(
       return free;
     },
     spare() {
-      if (closedBy() !== null) return 0;
+      if (closedBy() !== null || isTaken()) return 0;
       return oneOnly() ?? Math.max(0, (isTrusted ? TRUSTED_SPARE : SPARE_MAX) - queued());
     },
     add(...planned) {
@@ -423,25 +457,25 @@ export function createLane(
       if (may) options.onChange();
     },
     limit(next) {
-      const { newConnectionsPerMinute, messagesPerSecond, connectionsMax } = limits;
       limits = next;
       concurrency.limit(next.connectionsMax);
       circuit.use(next.circuit);
-      const isSamePace =
-        next.newConnectionsPerMinute === newConnectionsPerMinute &&
-        next.messagesPerSecond === messagesPerSecond &&
-        next.connectionsMax === connectionsMax;
-      if (!isSamePace) setPaces();
-      pump();
+      part?.tell();
+      lane.share();
     },
     wake() {
       if (queued() > 0) pump();
     },
-    reopen: (about) => circuit.open({ ...about, nowMs: now() }),
-    forgive() {
-      circuit.close();
+    reopen(about) {
+      circuit.open({ ...about, nowMs: now() });
       options.onChange();
     },
+    forgive() {
+      circuit.close();
+      part?.tell();
+      options.onChange();
+    },
+    circuit: () => circuit.view(now()),
     view: () => ({
       circuit: circuit.view(now()),
       limitedBy: limitedBy(),
@@ -458,6 +492,7 @@ export function createLane(
       clearTimeout(paceTimer);
       for (const track of idle.splice(0)) end(track);
       await Promise.all(running);
+      await Promise.all(closing);
     },
   };
   return lane;

@@ -139,19 +139,6 @@ function providerOfHost({ list }: Providers, host: string): Provider | null {
   return best?.provider ?? null;
 }
 
-/** One worker's part of what `workers` may use together; never so little that nothing would move. */
-export function shareOf(limits: Limits, workers: number): Limits {
-  if (workers <= 1) return limits;
-  const { newConnectionsPerMinute, messagesPerSecond } = limits;
-  return {
-    ...limits,
-    connectionsMax: Math.max(1, Math.floor(limits.connectionsMax / workers)),
-    newConnectionsPerMinute:
-      newConnectionsPerMinute === null ? null : Math.max(1, newConnectionsPerMinute / workers),
-    messagesPerSecond: messagesPerSecond === null ? null : messagesPerSecond / workers,
-  };
-}
-
 function readProvider(given: unknown, about: { index: number; base: Section }): Provider {
   const provider = isObject(given) ? given : {};
   const { name, mx, ...rest } = provider;

@@ -30,6 +30,7 @@ import {
 import { readSlices, toWire, wholeOf, type MessageBody } from './message-source.ts';
 import { createPhases, PHASE_LIMITS, type PhaseLimits, type Phases } from './phases.ts';
 import { peerFactsOf, tlsOptionsFor } from './tls-session.ts';
+import { createWatchdog } from './watchdog.ts';
 
 /** How much encryption the session needs. */
 export type TlsNeed = 'never' | 'opportunistic' | 'required' | 'implicit';
@@ -109,12 +110,16 @@ export interface Session {
   /** It was seen to refuse more recipients than these in one transaction. */
   takesAtMost(recipients: number): void;
   close(): void;
+  /** Resolves when the connection is gone, within CLOSE_MAX_MS of `close`: the peer counts it until then. */
+  readonly closed: Promise<void>;
 }
 
 /** The engine's own timer, for all phases: behind every limit of phases.ts, which know better. */
 const idleMsOf = ({ dotMs }: PhaseLimits): number => dotMs + 60_000;
 /** The refusal is known by then, and a new connection costs less than a long wait. */
 const RESET_MAX_MS = 5_000;
+/** A peer that ignores QUIT does not hold the connection for longer. */
+const CLOSE_MAX_MS = 1_000;
 
 /** Resolves with a session that is ready for MAIL, or with the failure that prevented it. */
 export async function openSession(
@@ -157,18 +162,21 @@ export async function openSession(
   });
   connection.once('end', () => talk.phases.end());
   connection.on('error', () => undefined); // told through the steps below; an error event without a listener ends the process
-  const opened = await greet(connection, target, talk);
-  if (opened !== null) {
+  /** At once: the next host may be this one again, and counts. */
+  const giveUp = (why: Failure): Failure => {
     connection.close();
-    return opened;
-  }
+    dialled.destroy();
+    return why;
+  };
+  const opened = await greet(connection, target, talk);
+  if (opened !== null) return giveUp(opened);
   const shown = peerFactsOf((connection as unknown as EngineParts)._socket);
   const { demand, host } = target;
   const fault =
     demand === undefined ? null : faultOf(demand, { peer: shown, host, now: new Date() });
   if (fault !== null) {
-    connection.close();
-    return { ...failure('tls', 'tls_failed', null, fault.reason), tlsFault: fault.failure };
+    const { reason, failure: tlsFault } = fault;
+    return giveUp({ ...failure('tls', 'tls_failed', null, reason), tlsFault });
   }
   return createSession(connection, { target, dialled, talk, peer: shown });
 }
@@ -351,15 +359,25 @@ function createSession(
   connection.once('end', () => {
     isOpen = false;
   });
+  const closed = new Promise<void>((resolve) => {
+    // Inside TLS the one that was dialled may be told later.
+    for (const socket of [dialled, engine._socket]) socket.once('close', resolve);
+    if (dialled.closed) resolve();
+  });
   dialled.once('close', () => {
     isOpen = false;
   });
+  const endNow = (): void => {
+    connection.close();
+    dialled.destroy();
+  };
   const close = (): void => {
-    if (isOpen) connection.quit();
-    isOpen = false;
     phases.end();
-    // A peer that ignores QUIT must not hold the socket.
-    setTimeout(() => connection.close(), 1_000).unref();
+    if (!isOpen) return endNow();
+    isOpen = false;
+    connection.quit();
+    const timer = setTimeout(endNow, CLOSE_MAX_MS);
+    void closed.then(() => clearTimeout(timer));
   };
   return {
     target,
@@ -376,6 +394,7 @@ function createSession(
     },
     isOpen: () => isOpen && !isUnasked(engine),
     close,
+    closed,
     takesAtMost(recipients) {
       known = { ...known, recipients: Math.min(known.recipients, recipients) };
     },
@@ -478,15 +497,4 @@ function toOutcome(
     return { kind: 'refused', ...about, cause: 'message_refused' }; // too large for SIZE, or not sendable
   }
   return { kind: 'lost', dotSent, ...about };
-}
-
-function createWatchdog(bite: () => void): { refresh(ms: number): void; end(): void } {
-  let timer: NodeJS.Timeout | undefined;
-  return {
-    refresh(ms) {
-      clearTimeout(timer);
-      timer = setTimeout(bite, ms);
-    },
-    end: () => clearTimeout(timer),
-  };
 }

@@ -14,9 +14,11 @@ import type { AttemptDependencies, Line } from './attempt.ts';
 import { createBusyMeter, createCourtesy } from './courtesy.ts';
 import { lookAtCrowd, type Crowd } from './crowd.ts';
 import { decide } from './decide.ts';
+import { idleMs } from './idle.ts';
 import { openJournal, type Journal } from './journal.ts';
 import { createLaneSet } from './lane-set.ts';
 import type { Lane, Learned, Planned } from './lane.ts';
+import { measureLanes } from './measured-lanes.ts';
 import type { NextHopDependencies } from './next-hop.ts';
 import { createPlanner } from './planner.ts';
 import type { PortWatch } from './port25.ts';
@@ -24,6 +26,7 @@ import type { Providers } from './providers.ts';
 import { createBrake, createReturns } from './returns.ts';
 import { createRooms } from './rooms.ts';
 import { createSettler } from './settler.ts';
+import { createShares } from './shares.ts';
 import { WHOLE_MAX_BYTES } from './stored-bytes.ts';
 import { createWays, maySpill } from './ways.ts';
 
@@ -34,12 +37,12 @@ export interface WorkerOptions {
   readonly nextHops: NextHopDependencies;
   /** As the operator's file has them now. */
   readonly providers: () => Providers;
-  /** Workers that share the limits of providers, this one included. */
-  readonly workers: number;
   /** Null: nobody watches whether port 25 is open. */
   readonly watch: PortWatch | null;
   readonly journalFolder: string;
   readonly processStartTime: string | null;
+  /** All that makes mail ready nudges this worker: nobody else runs the roles that do. */
+  readonly isTold: boolean;
   readonly retryScheduleMs: readonly number[];
   readonly random: () => number;
   /** What the operator decides about outcomes, as it is now. */
@@ -97,11 +100,7 @@ export async function startWorker(options: WorkerOptions): Promise<Worker> {
   const epoch = randomUUID();
   const journal: Journal = openJournal(
     options.journalFolder,
-    {
-      epoch,
-      pid: process.pid,
-      startTime: options.processStartTime,
-    },
+    { epoch, pid: process.pid, startTime: options.processStartTime },
     (error) => log.warn({ err: error }, 'the journal cannot be synced or made smaller now'),
   );
   await beat(store.pool, epoch);
@@ -202,7 +201,7 @@ export async function startWorker(options: WorkerOptions): Promise<Worker> {
     while (isLarge && !stopping && largeBytes > 0 && largeBytes + memoryBytes > LARGE_BYTES_MAX) {
       await sleep(20);
     }
-    if (stopping || isLeaseOld()) {
+    if (stopping || isLeaseOld() || shares.isOver(lane.name)) {
       await giveBack(deliveries, { wasQueued: false });
       return NOTHING_LEARNED;
     }
@@ -244,9 +243,11 @@ export async function startWorker(options: WorkerOptions): Promise<Worker> {
   };
 
   const rooms = createRooms();
+  const shares = createShares({ db: store.pool, epoch, now, log, onChange: nudge });
+  await shares.start();
   const lanes = createLaneSet({
     providers: options.providers,
-    workers: options.workers,
+    shares,
     rooms,
     watch,
     now,
@@ -319,8 +320,9 @@ export async function startWorker(options: WorkerOptions): Promise<Worker> {
           await sleep(Math.max(0, CLAIM_EVERY_MS - (now() - beganAt)));
         }
         if (count > 0) continue;
+        const tookMs = now() - beganAt;
         await sleep(EMPTY_MS);
-        await pause(Math.min(POLL_MS, waitMs ?? POLL_MS));
+        await pause(Math.min(idleMs(options.isTold, tookMs), waitMs ?? POLL_MS));
       } catch (error) {
         log.warn({ err: error }, 'nothing can be claimed now; trying again');
         straysCheckedAt = -Infinity; // it may have happened all the same
@@ -451,12 +453,14 @@ export async function startWorker(options: WorkerOptions): Promise<Worker> {
     ...[...lanes.byName.values()].flatMap((lane) => lane.takeQueued()),
   ];
   const claiming = claimLoop();
+  const unmeasure = measureLanes(lanes.byName);
   return {
     epoch,
     nudge: nudgeFromOutside,
     async stop() {
       stopping = true;
       nudge();
+      unmeasure();
       clearInterval(lookLoop);
       const isDone = Promise.all([
         giveBack(takeAllQueued()),
@@ -472,6 +476,7 @@ export async function startWorker(options: WorkerOptions): Promise<Worker> {
         clearInterval(beatLoop);
         settler.end();
         await looking;
+        await shares.stop();
         await lanes.report(store.pool).catch(() => undefined);
         isRetired = true;
         await retire(store.pool, epoch).catch(() => undefined);
@@ -482,6 +487,7 @@ export async function startWorker(options: WorkerOptions): Promise<Worker> {
       sealed = true;
       clearInterval(beatLoop);
       settler.end();
+      await shares.stop();
       const begun = await heldBy(store.pool, epoch, STRAYS_MAX).catch(() => []);
       const undotted = begun.filter((one) => !dotted.has(keyOf(one)));
       await release(store, epoch, { held: undotted, begun: true, orderly: true }).catch(

@@ -16,6 +16,8 @@
 //   noisy             how long other tenants' mail takes while one tenant has --rows emails to be sent
 //   dead              the rate of 990 destinations beside ten that refuse or never answer
 //   inbound           mail that comes in, checked, routed and stored, beside Postfix taking it into its queue
+//   workers           a backlog delivered by one worker process and by two, to hosts that take their time and to one
+//                     that answers at once (--emails, default 8,000)
 //   fan-out           a broadcast to --rows contacts (default 100,000), and what the API feels of it
 //
 //   --rows N          (default 1,000,000)
@@ -45,12 +47,13 @@ import {
   type ProductRound,
   type Round,
 } from './rounds.ts';
+import { benchWorkers } from './workers.ts';
 
 const MAX = { emails: 1_000_000, rounds: 20, connections: 200, workers: 16, rows: 10_000_000 };
 const TMPFS = 0x01021994;
 const EXIT = { SIGINT: 130, SIGTERM: 143, SIGHUP: 129 } as const;
 
-const CASES = ['speed', 'attachment', 'backlog', 'noisy', 'dead', 'inbound', 'fan-out'];
+const CASES = ['speed', 'attachment', 'backlog', 'noisy', 'dead', 'inbound', 'fan-out', 'workers'];
 
 interface Options {
   readonly what: string;
@@ -200,6 +203,7 @@ try {
   else if (options.what === 'dead') console.log(await benchDead(many));
   else if (options.what === 'inbound') console.log(await benchInbound(many));
   else if (options.what === 'fan-out') console.log(await benchFanOut(many));
+  else if (options.what === 'workers') console.log(await benchWorkers(many));
   else await bench(options, plan);
 } catch (error) {
   // What fails after a signal fails because of it.

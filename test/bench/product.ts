@@ -69,6 +69,7 @@ export async function startProduct(options: {
       MAILSTEAD_MX_PORT: '0',
       MAILSTEAD_SUBMISSION_PORT: '0',
       MAILSTEAD_SUBMISSIONS_PORT: '0',
+      MAILSTEAD_METRICS_PORT: '0',
       MAILSTEAD_HTTP_HOST: '127.0.0.1',
       MAILSTEAD_API_KEY: KEY,
       MAILSTEAD_RATE_LIMIT: '1000000/1s',

@@ -1,6 +1,6 @@
 // The sink where Postfix's smtp-sink is not installed: takes every message and throws it away, or keeps it in a
-// folder; prints the counter that sink.ts reads. Run as `node sink-process.ts <port> <folder> <addresses>`: so many more
-// loopback addresses it listens at (addresses.ts).
+// folder; prints the counter that sink.ts reads. Run as `node sink-process.ts <port> <folder> <addresses> <replyMs>`: so many
+// more loopback addresses it listens at (addresses.ts), and so long each of its replies takes.
 import { writeFileSync } from 'node:fs';
 import { createServer, type Socket } from 'node:net';
 import { join } from 'node:path';
@@ -11,7 +11,7 @@ const GREETING = '220 sink ESMTP\r\n';
 const EHLO = '250-sink\r\n250-PIPELINING\r\n250-8BITMIME\r\n250-SMTPUTF8\r\n250 SIZE\r\n';
 const END = '\r\n.\r\n';
 
-const [, , port = '0', folder = '', addresses = '0'] = process.argv;
+const [, , port = '0', folder = '', addresses = '0', replyMs = '0'] = process.argv;
 let messages = 0;
 
 for (let index = 0; index < Number(addresses); index += 1) listen(addressAt(index));
@@ -29,7 +29,7 @@ function serve(socket: Socket): void {
   socket.setNoDelay(true);
   socket.setEncoding('latin1');
   socket.on('error', () => socket.destroy());
-  socket.write(GREETING);
+  say(socket, GREETING);
   socket.on('data', (chunk: string) => {
     text += chunk;
     if (text.length > BUFFER_CHARS_MAX) socket.destroy();
@@ -44,12 +44,26 @@ function serve(socket: Socket): void {
       inData = verb === 'DATA';
       replies +=
         verb === 'EHLO' ? EHLO : verb === 'DATA' ? '354 go on\r\n' : `${code(verb)} ok\r\n`;
-      if (verb === 'QUIT') socket.end(replies);
+      if (verb === 'QUIT') {
+        say(socket, replies);
+        if (replyMs === '0') socket.end();
+        else setTimeout(() => socket.end(), Number(replyMs));
+        replies = '';
+      }
     }
     // What is thrown away need not be kept until its end.
     if (inData && folder === '') text = text.slice(-END.length);
-    if (replies !== '' && socket.writable) socket.write(replies);
+    if (replies !== '') say(socket, replies);
   });
+}
+
+/** In order: all of them take the same time. */
+function say(socket: Socket, replies: string): void {
+  const write = (): void => {
+    if (socket.writable) socket.write(replies);
+  };
+  if (replyMs === '0') write();
+  else setTimeout(write, Number(replyMs));
 }
 
 const code = (verb: string): number => (verb === 'QUIT' ? 221 : 250);

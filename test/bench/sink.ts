@@ -41,10 +41,12 @@ export async function startSink(options: {
   readonly folder: string;
   readonly dumpFolder?: string;
   readonly addresses?: number;
+  /** How long each reply takes; then it is our own program as well. */
+  readonly replyMs?: number;
   readonly cleanup: Cleanup;
 }): Promise<Sink> {
-  const { port, cleanup, dumpFolder, addresses = 0 } = options;
-  const program = addresses > 0 ? null : options.program;
+  const { port, cleanup, dumpFolder, addresses = 0, replyMs = 0 } = options;
+  const program = addresses + replyMs > 0 ? null : options.program;
   const log = join(options.folder, `sink-${Date.now()}.count`);
   if (dumpFolder !== undefined) {
     mkdirSync(dumpFolder);
@@ -57,7 +59,7 @@ export async function startSink(options: {
     command: program ?? process.execPath,
     args:
       program === null
-        ? [OWN_SINK, String(port), dumpFolder ?? '', String(addresses)]
+        ? [OWN_SINK, String(port), dumpFolder ?? '', String(addresses), String(replyMs)]
         : ['-c', '-m', CONNECTIONS_MAX, ...user, ...dump, `127.0.0.1:${port}`, BACKLOG],
     log,
     cleanup,

@@ -24,6 +24,8 @@ interface Rig {
   egresses: string[];
   mayTry: boolean;
   mayLinger: boolean;
+  /** Other workers have all connections. */
+  isTaken: boolean;
   /** How long a transaction takes; null: none is to begin. */
   workMs: number | null;
   offer(): Offer;
@@ -34,7 +36,7 @@ let q: Bench;
 test.before(async () => {
   q = await openQueue();
 });
-test.after(() => q.stop());
+test.after(() => q?.stop());
 
 function rig(): Rig {
   const rooms = createRooms();
@@ -47,6 +49,7 @@ function rig(): Rig {
     egresses: ['default'],
     mayTry: true,
     mayLinger: true,
+    isTaken: false,
     workMs: null as number | null,
   };
   const watch: PortWatch = {
@@ -56,7 +59,16 @@ function rig(): Rig {
   };
   const lanes = createLaneSet({
     providers: () => state.providers,
-    workers: 2,
+    shares: {
+      partOf: () => ({
+        connections: () => (state.isTaken ? 0 : 5),
+        isTaken: () => state.isTaken,
+        mayBurst: () => true,
+        tell: () => undefined,
+      }),
+      take: () => undefined,
+      drop: () => undefined,
+    },
     rooms,
     watch,
     now: () => state.nowMs,
@@ -153,7 +165,7 @@ test('mail that comes home has a lane of its own, whatever leaves from where, an
   const it = rig();
   const hops = { ...hopsTo('us.test'), isHome: true } as NextHops;
   const { lane } = it.lanes.laneOf('mx:ours.test', { egress: SYSTEM_EGRESS, hops });
-  assert.equal([lane.name, lane.egress, lane.view().connectionsMax], ['home', null, 5]);
+  assert.equal([lane.name, lane.egress, lane.view().connectionsMax], ['home', null, 10]);
   it.blocked = true;
   it.lanes.look(NO_PAUSES);
   assert.is(lane.closedBy(), null, 'it needs no port 25');
@@ -166,14 +178,28 @@ test('mail that comes home has a lane of its own, whatever leaves from where, an
   assert.is(later.lanes.byName.get('home')?.egress, null);
 });
 
-test('two workers halve the limits, also those that change while they run', () => {
+test('limits that change while they run', () => {
   const it = rig();
   const lane = meet(it, 'mx:a.big.test', 'mx1.big.test');
   assert.is(lane.name, 'default/big');
-  assert.is(lane.view().connectionsMax, 4);
+  assert.is(lane.view().connectionsMax, 8);
   it.providers = readProviders({ providers: [{ name: 'big', mx: ['big.test'], connections: 2 }] });
   it.lanes.look(NO_PAUSES);
-  assert.is(lane.view().connectionsMax, 1);
+  assert.is(lane.view().connectionsMax, 2);
+});
+
+test('a lane whose connections other workers have: nothing is claimed for it, what waits can be taken back', () => {
+  const it = rig();
+  const lane = meet(it, 'mx:theirs.test', 'mx.theirs.test');
+  it.isTaken = true;
+  lane.add({ delivery: delivery('mx:theirs.test'), hops: hopsTo('mx.theirs.test') });
+  assert.is(lane.active(), 0);
+  assert.equal([lane.isStalled(), lane.room(), lane.spare()], [true, 0, 0]);
+  assert.ok(it.offer().exceptLanes.includes('mx:theirs.test'));
+  assert.is(lane.view().limitedBy, 'connections');
+  assert.is(lane.takeQueued().length, 1);
+  it.isTaken = false;
+  assert.not(it.offer().exceptLanes.includes('mx:theirs.test'));
 });
 
 test('a lane that many destinations share is not offered many times over', () => {

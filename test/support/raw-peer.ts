@@ -120,8 +120,14 @@ export async function startRawPeer(
     const number = connections.length + 1;
     const connection = { number, transcript: [], counts: {}, mail: '', rcpts: [], closed };
     connections.push(connection);
+    let isOpen = true;
+    const leave = (): void => {
+      if (isOpen) open -= 1;
+      isOpen = false;
+    };
+    socket.on('end', leave); // the client has gone, whenever this side follows
     socket.on('close', () => {
-      open -= 1;
+      leave();
       note(connection, '* closed');
       resolve();
     });
