@@ -15,6 +15,7 @@ export interface NewKeyRequest {
 }
 
 export interface ApiKeyRecord {
+  readonly tenantId: string;
   readonly id: string;
   readonly name: string;
   /** The first part of the token. */
@@ -71,24 +72,7 @@ export function createApiKeyVerbs(store: Store): ApiKeyVerbs {
       return { key: toRecord(key), token };
     },
 
-    async list({ tenantId }, page) {
-      const cursor = checkPage(page);
-      const at = cursor.after ?? cursor.before;
-      const em = store.em();
-      // The key at the cursor may have been revoked since the page before.
-      if (at !== null && (await em.count(ApiKey, { tenantId, id: at })) === 0) refuseCursor(cursor);
-      const rows = await em.find(
-        ApiKey,
-        {
-          tenantId,
-          revokedAt: null,
-          ...rangeOf(cursor),
-        },
-        orderOf(cursor),
-      );
-      const { items, hasMore } = toPage(rows, cursor);
-      return { items: items.map(toRecord), hasMore };
-    },
+    list: ({ tenantId }, page) => listKeys(store, { tenantId }, page),
 
     async rename({ tenantId }, id, name) {
       const issues = checkName(name);
@@ -102,6 +86,28 @@ export function createApiKeyVerbs(store: Store): ApiKeyVerbs {
       return (await store.em().nativeUpdate(ApiKey, found, { revokedAt: new Date() })) > 0;
     },
   };
+}
+
+/** Newest first, without revoked ones; of all tenants when none is named. Throws a Refusal. */
+export async function listKeys(
+  store: Store,
+  of: { readonly tenantId?: string },
+  page: PageRequest,
+): Promise<ApiKeyPage> {
+  const cursor = checkPage(page);
+  const at = cursor.after ?? cursor.before;
+  const em = store.em();
+  // The key at the cursor may have been revoked since the page before.
+  if (at !== null && (await em.count(ApiKey, { ...of, id: at })) === 0) refuseCursor(cursor);
+  const found = { ...of, revokedAt: null, ...rangeOf(cursor) };
+  const { items, hasMore } = toPage(await em.find(ApiKey, found, orderOf(cursor)), cursor);
+  return { items: items.map(toRecord), hasMore };
+}
+
+/** Whosever it is; null: missing or revoked. */
+export async function findKey(store: Store, id: string): Promise<ApiKeyRecord | null> {
+  const key = await store.em().findOne(ApiKey, { id, revokedAt: null });
+  return key === null ? null : toRecord(key);
 }
 
 function checkName(name: string): Issue[] {
@@ -127,6 +133,7 @@ function checkScope(permission: Permission, domainId: string | null): Issue[] {
 }
 
 const toRecord = (key: InstanceType<typeof ApiKey.class>): ApiKeyRecord => ({
+  tenantId: key.tenantId,
   id: key.id,
   name: key.name,
   prefix: key.prefix,

@@ -1,10 +1,7 @@
 // The first start: a tenant and its full-access key, so that there is somebody to be.
 import type { Store } from '../store/orm.ts';
-import { newId } from '../store/id.ts';
 import { createKey, newToken } from './keys.ts';
-
-/** Serialises first starts of several processes; any constant of our own. */
-const FIRST_TENANT_LOCK = 7_245_178_302;
+import { insertTenant, lockTenants } from './tenants.ts';
 
 export interface FirstTenant {
   readonly tenantId: string;
@@ -24,15 +21,14 @@ export async function ensureFirstTenant(
   beforeCommit: (token: string) => void = () => undefined,
 ): Promise<FirstTenant> {
   return store.transact(async (client) => {
-    await client.query('select pg_advisory_xact_lock($1)', [FIRST_TENANT_LOCK]);
+    await lockTenants(client);
     const { rows } = await client.query<{ id: string }>(
-      'select id from tenant order by id limit 1',
+      'select id from tenant where imported_at is null order by id limit 1',
     );
     const existing = rows[0];
     if (existing !== undefined) return { tenantId: existing.id, token: null, generated: false };
-    const tenantId = newId();
     const token = apiKey ?? newToken();
-    await client.query('insert into tenant (id, name) values ($1, $2)', [tenantId, 'first']);
+    const tenantId = await insertTenant(client, 'first');
     await createKey(client, {
       tenantId,
       name: 'first key',

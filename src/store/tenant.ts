@@ -8,5 +8,7 @@ export const Tenant = defineEntity({
     id: p.uuid().primary(),
     name: p.text(),
     createdAt: p.datetime(),
+    /** It came from another appliance; null: it was made here. */
+    importedAt: p.datetime().nullable(),
   },
 });

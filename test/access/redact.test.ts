@@ -22,9 +22,16 @@ test('ordinary bodies stay as they are', () => {
     at: new Date('2026-05-06T12:00:00.000Z'),
     absent: undefined,
     content: 'not of an attachment',
-    path: 'https://u:p@x.test/?q',
+    path: 'https://x.test/?q',
   };
   assert.equal(kept(body), JSON.parse(JSON.stringify(body)));
+  assert.equal(
+    kept({ note: 'at https://u:p@x.test/?q, a@b.test', endpoint: 'https://x.test/a?b' }),
+    {
+      note: 'at https://[redacted]@x.test/?q, a@b.test',
+      endpoint: 'https://x.test/a?[redacted]',
+    },
+  );
   assert.is(describeBody(undefined), null);
   assert.is(describeBody(null), 'null');
   assert.is(describeBody('text'), '"text"');

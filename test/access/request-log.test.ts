@@ -7,14 +7,13 @@ import type { Caller } from '../../src/access/keys.ts';
 import {
   createRequestLogWriter,
   firstIdAt,
-  forgetOldLogs,
-  LOG_DAYS,
   type AnsweredRequest,
 } from '../../src/access/request-log.ts';
 import { createLogger } from '../../src/log.ts';
 import { newId } from '../../src/store/id.ts';
 import { until } from '../support/app.ts';
 import { openQueue, type Bench } from '../support/queue.ts';
+import { removeOld } from '../support/retention.ts';
 
 const test = suite('request log');
 const DAY_MS = 86_400_000;
@@ -219,15 +218,14 @@ test('entries of more than 30 days end, with all that belongs to them', async ()
   const writer = createRequestLogWriter({ pool: bench.store.pool, log: openLog().log });
   const at = (ageMs: number): string =>
     firstIdAt(Date.now() - ageMs).replace(/0{12}$/, randomHex());
-  const old = [LOG_DAYS * DAY_MS + 60_000, 31 * DAY_MS, 400 * DAY_MS].map(at);
-  const young = [LOG_DAYS * DAY_MS - 60_000, DAY_MS, 0].map(at);
+  const old = [30 * DAY_MS + 60_000, 31 * DAY_MS, 400 * DAY_MS].map(at);
+  const young = [30 * DAY_MS - 60_000, DAY_MS, 0].map(at);
   for (const id of [...old, ...young]) {
     writer.record(answered({ id, path: `/emails/${emailId}`, requestBody: {} }));
   }
   await writer.stop();
-  assert.is(await forgetOldLogs(bench.store.pool, 2), 2);
-  assert.is(await forgetOldLogs(bench.store.pool, 100), 1);
-  assert.is(await forgetOldLogs(bench.store.pool, 100), 0);
+  assert.is(await removeOld(bench.store, 'request_logs'), 3);
+  assert.is(await removeOld(bench.store, 'request_logs'), 0);
   const { rows } = await bench.store.pool.query<{ id: string }>('select id from request_log');
   assert.equal(rows.map(({ id }) => id).toSorted(), young.toSorted());
   assert.is(await count('request_log_body'), 3);
