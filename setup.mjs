@@ -44,7 +44,11 @@ const EXAMPLES = at('docs', 'examples.json');
 const VERBS = {
   async start(args) {
     await build();
-    return runAppliance('dist/main.js', args);
+    return runProgram('dist/main.js', args);
+  },
+  async cli(args) {
+    await build();
+    return runProgram('dist/cli.js', args);
   },
   async bench(args) {
     await build();
@@ -176,7 +180,7 @@ function run(args) {
 }
 
 /** In development mode, unless the environment says otherwise. */
-function runAppliance(script, args) {
+function runProgram(script, args) {
   if (!process.env.MAILSTEAD_MODE_FILE) process.env.MAILSTEAD_MODE ||= 'development';
   return run(['--enable-source-maps', script, ...args]);
 }

@@ -80,7 +80,7 @@ export async function openWhenReady(options: {
       return await openStore({ url, log, connectionsMax: CONNECTIONS_MAX, migrate: true });
     } catch (error) {
       if (!isDatabaseUnavailable(error) || Date.now() > deadline) {
-        throw options.isOurs ? error : explain(error, url);
+        throw options.isOurs ? error : explainDatabase(error, url);
       }
       log.info({ reason: reasonOf(error) }, 'waiting for the database');
       await pause(RETRY_MS, undefined, { signal });
@@ -89,7 +89,7 @@ export async function openWhenReady(options: {
 }
 
 /** Only what a database or a socket said becomes advice about the setting; a fault of ours stays what it is. */
-function explain(error: unknown, url: string): unknown {
+export function explainDatabase(error: unknown, url: string): unknown {
   const { code } = withCode(error);
   const { database, host } = describe(url);
   const setting = '(MAILSTEAD_DATABASE_URL)';

@@ -21,6 +21,7 @@ import { launch } from './embedded-server.ts';
 import type { EmbeddedPostgres } from './embedded-server.ts';
 import { takeLock } from './lock.ts';
 
+export { enterAsGuest, untilNoGuests } from './embedded-guests.ts';
 export { runningPostgresUrl } from './embedded-server.ts';
 export type { EmbeddedPostgres } from './embedded-server.ts';
 
