@@ -1,52 +1,98 @@
-// SMTP submission and its certificate from plain parts: part of the composition root.
+// SMTP submission from plain parts: part of the composition root.
 import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
-import type { Config } from './config.ts';
+import type { ComposedCertificates } from './compose-certificates.ts';
+import { ROLES, type Config } from './config.ts';
 import { listenOrExplain, type Listening } from './listening.ts';
-import type { Logger } from './log.ts';
 import {
   startSubmission,
   type SubmissionListener,
   type SubmissionOptions,
 } from './smtp/submission.ts';
-import { openCertificate, type CertificateSource } from './tls-certificate.ts';
+import { CertificateUnusable, type Certificate } from './tls-certificate.ts';
 
-/** The certificate of our SMTP listeners: the operator's, or a self-signed one in the folder of secrets. */
-export function composeCertificate(
-  config: Config,
-  d: { readonly dataDir: string; readonly log: Logger },
-): Promise<CertificateSource> {
-  const { tlsCert, tlsKey, hostname } = config;
-  return openCertificate({
-    files: tlsCert === null || tlsKey === null ? null : { cert: tlsCert, key: tlsKey },
-    folder: join(d.dataDir, 'secrets'),
-    hostname,
-    log: d.log,
-    now: () => new Date(),
-  });
+export interface ComposedSubmission extends Listening<SubmissionListener> {
+  /** Why it does not listen yet; null when it does, or never will. */
+  readonly waiting: { readonly what: string; readonly why: string } | null;
+  stop(): Promise<void>;
 }
 
-/** Off when this process does not run the role, or has no certificate that clients could verify. */
+/**
+ * Off when this process does not run the role. In production it listens from when there is a certificate that clients can verify:
+ * at once, or as soon as an authority has issued one. Throws CertificateUnusable where the role is named and none can come.
+ */
 export async function composeSubmission(
   config: Config,
   d: Pick<SubmissionOptions, 'authenticate' | 'limiter' | 'submit' | 'log'> & {
     readonly dataDir: string;
-    readonly certificate: CertificateSource;
+    readonly certificates: Pick<ComposedCertificates, 'source' | 'isOrdering'>;
+  },
+): Promise<ComposedSubmission> {
+  const { source, isOrdering } = d.certificates;
+  let listening: Listening<SubmissionListener> = { listener: null, missing: null };
+  let opening: Promise<void> | null = null;
+  let isStopped = false;
+  const isOn = config.roles.has('submission');
+  const lacks = (): boolean => config.mode === 'production' && source.kind() === 'self_signed';
+  const open = async (): Promise<void> => {
+    listening = await listen(config, { ...d, tls: () => source.current() });
+  };
+  if (isOn && !lacks()) await open();
+  else if (isOn && !isOrdering()) {
+    if (config.roles.size < ROLES.length) throw new CertificateUnusable(NO_CERTIFICATE);
+    d.log.warn(`SMTP submission is off: ${NO_CERTIFICATE}`);
+  }
+  source.onChange((certificate) => {
+    if (listening.listener !== null) listening.listener.updateCertificate(certificate);
+    else if (isOn && !isStopped && !lacks()) {
+      opening ??= open().then(
+        () => {
+          if (listening.listener === null) return; // said by whoever found out why
+          d.log.info('SMTP submission is open: there is a certificate now');
+        },
+        (err: unknown) => {
+          opening = null;
+          d.log.error({ err }, 'SMTP submission cannot be opened');
+        },
+      );
+    }
+  });
+  return {
+    get listener() {
+      return listening.listener;
+    },
+    get missing() {
+      return listening.missing;
+    },
+    get waiting() {
+      const isWaiting = isOn && listening.listener === null && lacks() && isOrdering();
+      return isWaiting ? { what: 'submission', why: WAITING } : null;
+    },
+    async stop() {
+      isStopped = true;
+      await opening;
+      await listening.listener?.stop();
+    },
+  };
+}
+
+const NO_CERTIFICATE =
+  'submission in production needs a certificate: set MAILSTEAD_TLS_CERT and MAILSTEAD_TLS_KEY, or acme.directory in config/tls.json of the data folder.';
+const WAITING =
+  'SMTP submission opens when the certificate of MAILSTEAD_HOSTNAME has been issued; the log says what is in the way.';
+
+async function listen(
+  config: Config,
+  d: Pick<SubmissionOptions, 'authenticate' | 'limiter' | 'submit' | 'log'> & {
+    readonly dataDir: string;
+    readonly tls: () => Certificate;
   },
 ): Promise<Listening<SubmissionListener>> {
-  const off = { listener: null, missing: null };
-  if (!config.roles.has('submission')) return off;
-  if (config.mode === 'production' && config.tlsCert === null) {
-    d.log.warn(
-      'SMTP submission is off: it needs a certificate, MAILSTEAD_TLS_CERT and MAILSTEAD_TLS_KEY',
-    );
-    return off;
-  }
   const spoolFolder = join(d.dataDir, 'submission-spool');
   // What a crash left: the directory is ours alone, and none of it was accepted.
   await rm(spoolFolder, { recursive: true, force: true });
   const { submissionPort: port, submissionsPort: tlsPort } = config;
-  const listening = await listenOrExplain({
+  return listenOrExplain({
     what: 'SMTP submission',
     mode: config.mode,
     ports: [
@@ -61,10 +107,8 @@ export async function composeSubmission(
         port,
         tlsPort,
         hostname: config.hostname,
-        tls: d.certificate.current(),
+        tls: d.tls(),
         spoolFolder,
       }),
   });
-  d.certificate.onChange((certificate) => listening.listener?.updateCertificate(certificate));
-  return listening;
 }

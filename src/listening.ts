@@ -15,7 +15,7 @@ export interface Listening<T> {
 }
 
 /** The ports that `npm start` takes when nobody chose others. */
-const DEVELOPMENT_PORTS: readonly number[] = [2525, 2587, 2465];
+const DEVELOPMENT_PORTS: readonly number[] = [2525, 2587, 2465, 9464];
 
 /** Starts a listener, or says why not. Throws PortUnusable, and whatever else `start` throws. */
 export async function listenOrExplain<T>(d: {

@@ -1,9 +1,9 @@
 /**
  * The TLS certificate that our SMTP listeners show.
  *
- * In: two PEM files that an operator renews, or a folder of ours. Out: the pair in use now, and the next one as soon
- * as it is there: files are read again when they change, our own is self-signed, made when there is none and
- * again before it ends. It never takes a pair that does not work: the one in use stays, and the log says why.
+ * In: two PEM files that an operator renews, or what was ordered for our host name, or a folder of ours; the first that is there.
+ * Out: the pair in use now, and the next one as soon as it is there: files are read again when they change, our own is
+ * self-signed, made when there is none and again before it ends. It never takes a pair that does not work: the one in use stays, and the log says why.
  */
 import { X509Certificate, createPrivateKey, randomBytes } from 'node:crypto';
 import { mkdir, open, rename } from 'node:fs/promises';
@@ -11,6 +11,7 @@ import { join } from 'node:path';
 import { createSecureContext } from 'node:tls';
 import type { Logger } from './log.ts';
 import { makeSelfSigned } from './self-signed.ts';
+import { readTextUpTo } from './store/files.ts';
 
 export interface Certificate {
   /** PEM; the chain, our own certificate first. */
@@ -19,9 +20,13 @@ export interface Certificate {
   readonly key: string;
 }
 
+/** Whose it is: the operator's files; an authority's, ordered by us; nobody's. */
+export type CertificateKind = 'files' | 'ordered' | 'self_signed';
+
 export interface CertificateSource {
   /** The pair in use. */
   current(): Certificate;
+  kind(): CertificateKind;
   /** Called with every later pair. */
   onChange(listener: (certificate: Certificate) => void): void;
   /** Looks now whether there is a better pair, as it also does from time to time. Never rejects. */
@@ -37,6 +42,8 @@ export class CertificateUnusable extends Error {
 export interface CertificateOptions {
   /** What the operator renews; null: self-signed. */
   readonly files: { readonly cert: string; readonly key: string } | null;
+  /** What was ordered for our host name; null: nothing yet. Absent: nothing ever is. */
+  readonly ordered?: () => Certificate | null;
   /** Where the self-signed pair is kept. */
   readonly folder: string;
   /** Our name in the self-signed one, beside `localhost` and 127.0.0.1. */
@@ -54,8 +61,13 @@ const PEM_BYTES_MAX = 1024 * 1024;
 /** Resolves with a pair that works. Throws CertificateUnusable when the files do not hold one. */
 export async function openCertificate(options: CertificateOptions): Promise<CertificateSource> {
   const { files, log } = options;
-  const load = (): Promise<Certificate> => (files === null ? loadOwn(options) : loadFiles(files));
-  let current = await load();
+  const load = async (): Promise<{ pair: Certificate; kind: CertificateKind }> => {
+    if (files !== null) return { pair: await loadFiles(files), kind: 'files' };
+    const ordered = options.ordered?.() ?? null;
+    if (ordered !== null && problemOf(ordered) === null) return { pair: ordered, kind: 'ordered' };
+    return { pair: await loadOwn(options), kind: 'self_signed' };
+  };
+  let { pair: current, kind } = await load();
   let complaint = '';
   let isLoading = false;
   const listeners: ((certificate: Certificate) => void)[] = [];
@@ -64,10 +76,11 @@ export async function openCertificate(options: CertificateOptions): Promise<Cert
     if (isLoading) return;
     isLoading = true;
     try {
-      const next = await load();
+      const { pair: next, kind: nextKind } = await load();
       complaint = '';
       if (next.cert === current.cert && next.key === current.key) return;
       current = next;
+      kind = nextKind;
       for (const listener of listeners) listener(next);
       log.info(
         { validTo: new X509Certificate(next.cert).validTo },
@@ -87,6 +100,7 @@ export async function openCertificate(options: CertificateOptions): Promise<Cert
   timer.unref();
   return {
     current: () => current,
+    kind: () => kind,
     onChange: (listener) => void listeners.push(listener),
     refresh,
     stop: () => clearInterval(timer),
@@ -96,7 +110,7 @@ export async function openCertificate(options: CertificateOptions): Promise<Cert
 async function loadFiles(files: NonNullable<CertificateOptions['files']>): Promise<Certificate> {
   const read = async (name: string, path: string): Promise<string> => {
     try {
-      return await readPem(path);
+      return await readTextUpTo(path, PEM_BYTES_MAX);
     } catch (error) {
       const { code = 'unreadable' } = error as NodeJS.ErrnoException;
       throw new CertificateUnusable(`${name} ${path} cannot be read (${code}).`, { cause: error });
@@ -134,7 +148,7 @@ function problemOf({ cert, key }: Certificate): { in: 'cert' | 'key'; text: stri
 
 async function loadOwn({ folder, hostname, now }: CertificateOptions): Promise<Certificate> {
   const path = join(folder, OWN_FILE);
-  const kept = await readPem(path).then(splitPem, () => null);
+  const kept = await readTextUpTo(path, PEM_BYTES_MAX).then(splitPem, () => null);
   if (kept !== null && isFresh(kept, { hostname, at: now() })) return kept;
   // Nothing is lost with a damaged one: nobody trusts a self-signed certificate for what it is.
   const made = makeSelfSigned(hostname, now());
@@ -160,17 +174,6 @@ function isFresh(pair: Certificate, about: { hostname: string; at: Date }): bool
     Date.parse(certificate.validFrom) <= about.at.getTime() &&
     certificate.checkHost(about.hostname) !== undefined
   );
-}
-
-async function readPem(path: string): Promise<string> {
-  const file = await open(path, 'r');
-  try {
-    const { size } = await file.stat();
-    if (size > PEM_BYTES_MAX) throw Object.assign(new Error('too large'), { code: 'EFBIG' });
-    return await file.readFile('utf8');
-  } finally {
-    await file.close();
-  }
 }
 
 function splitPem(text: string): Certificate | null {

@@ -150,6 +150,23 @@ export async function findCname(
   return absent(`There is no CNAME record at ${wanted.name} yet.`);
 }
 
+/** A name where the target answers: a CNAME that leads there, or an address that the target has. */
+export async function findHost(
+  resolver: RecordResolver,
+  wanted: { readonly name: string; readonly target: string },
+): Promise<Finding> {
+  const cname = await findCname(resolver, wanted);
+  if (cname.kind === 'right' || cname.kind === 'unknown') return cname;
+  const both = [wanted.name, wanted.target].map(async (name) =>
+    (await Promise.all([resolver.a(name), resolver.aaaa(name)])).flatMap((answer) =>
+      answer.kind === 'found' ? answer.records : [],
+    ),
+  );
+  const [own = [], target = []] = await Promise.all(both);
+  // One that leads elsewhere would be asked as often as ours.
+  return own.length > 0 && own.every((address) => target.includes(address)) ? right : cname;
+}
+
 /** A DMARC policy at the name or, as receivers look for it, at a domain above it (RFC 7489 §6.6.3). */
 export async function findDmarc(resolver: RecordResolver, domain: string): Promise<Finding> {
   const labels = domain.split('.');

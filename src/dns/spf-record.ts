@@ -21,6 +21,7 @@ const LOOKUPS_MAX = 10;
 
 interface Search {
   readonly resolver: RecordResolver;
+  /** '': only the address counts. */
   readonly host: string;
   /** The address of our host that is looked for; '': it has none; null: none was needed yet. */
   readonly address: string | null;
@@ -48,7 +49,25 @@ export async function findSpf(
   const host = nameOf(wanted.host);
   const byName = await evaluate({ resolver, host, address: null, lookups: 0 }, name);
   const verdict = byName.kind === 'depends' ? await byAddress(resolver, name, host) : byName;
-  const fix = `add a:${host} in front of its \`all\``;
+  return judge(verdict, { name, who: 'this host', term: `a:${host}` });
+}
+
+/** The SPF record at `name` authorises this very address, whatever it is called. */
+export async function findSpfOf(
+  resolver: RecordResolver,
+  wanted: { readonly name: string; readonly address: string },
+): Promise<Finding> {
+  const { name, address } = wanted;
+  const verdict = await evaluate({ resolver, host: '', address, lookups: 0 }, name);
+  return judge(verdict, { name, who: address, term: `ip${isIP(address)}:${address}` });
+}
+
+/** What a verdict means for whoever publishes the record at `name`, and which term would mend it. */
+function judge(
+  verdict: Verdict,
+  { name, who, term }: { readonly name: string; readonly who: string; readonly term: string },
+): Finding {
+  const fix = `add ${term} in front of its \`all\``;
   switch (verdict.kind) {
     case 'pass':
       return { kind: 'right' };
@@ -56,10 +75,10 @@ export async function findSpf(
       return verdict.finding;
     case 'refused':
       return wrong(
-        `The SPF record at ${name} reaches ${verdict.by} before it names this host; ${fix}.`,
+        `The SPF record at ${name} reaches ${verdict.by} before it names ${who}; ${fix}.`,
       );
     default:
-      return wrong(`The SPF record at ${name} does not name this host; ${fix}.`);
+      return wrong(`The SPF record at ${name} does not name ${who}; ${fix}.`);
   }
 }
 
@@ -154,14 +173,24 @@ async function matches(
   // What these two say depends on the message.
   if (kind === 'ptr' || kind === 'exists' || isMacro(value)) return false;
   const target = nameOf(value === '' ? name : value);
-  return kind === 'a' ? hasAddress(search, target, mechanism) : hasMx(search, target);
+  return kind === 'a' ? hasAddress(search, target, mechanism) : hasMx(search, target, mechanism);
 }
 
-async function hasMx({ resolver, host }: Search, target: string): Promise<boolean | Verdict> {
+async function hasMx(
+  search: Search,
+  target: string,
+  mechanism: Mechanism,
+): Promise<boolean | Verdict> {
+  const { resolver, host } = search;
   const answer = await resolver.mx(target);
   if (answer.kind === 'failed') return found(unknown('MX', target, answer.cause));
   if (answer.kind !== 'found') return false;
-  return answer.records.some(({ exchange }) => nameOf(exchange) === host);
+  if (host !== '') return answer.records.some(({ exchange }) => nameOf(exchange) === host);
+  for (const { exchange } of answer.records.slice(0, LOOKUPS_MAX)) {
+    const isOurs = await hasAddress(search, nameOf(exchange), mechanism);
+    if (isOurs !== false) return isOurs;
+  }
+  return false;
 }
 
 /** Another name may have our address. */

@@ -93,7 +93,7 @@ export async function writeSettings(
 ): Promise<void> {
   await change(d, client, domain, {
     set: `${SET_OUTCOME}, tracking_subdomain = $11, open_tracking = $12, click_tracking = $13, tls = $14,
-      sending = $15, receiving = $16, inbound_dmarc = $17`,
+      sending = $15, receiving = $16, inbound_dmarc = $17, mta_sts = $18`,
     values: [
       ...valuesOf(outcome),
       domain.trackingSubdomain,
@@ -103,6 +103,7 @@ export async function writeSettings(
       domain.sending,
       domain.receiving,
       domain.inboundDmarc,
+      domain.mtaSts,
     ],
   });
 }

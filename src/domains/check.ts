@@ -6,6 +6,7 @@ import {
   findCname,
   findDkim,
   findDmarc,
+  findHost,
   findMx,
   wrong,
   type Finding,
@@ -13,6 +14,7 @@ import {
 } from '../dns/records.ts';
 import { oneLook } from '../dns/one-look.ts';
 import { findSpf } from '../dns/spf-record.ts';
+import { findSts, findTlsReporting } from '../dns/sts-record.ts';
 import type { Store } from '../store/orm.ts';
 import type { RecordCheck, RecordChecks, RecordKind } from '../store/sending-domain.ts';
 import {
@@ -124,10 +126,8 @@ async function look(d: CheckDependencies, domain: DomainRow): Promise<Findings> 
 
 /** Nobody can publish a reserved name; what mail on this machine needs is taken as there. */
 function assume({ kind, name }: WantedRecord): Finding {
-  if (kind !== 'tracking_cname') return { kind: 'right' };
-  return wrong(
-    `${name} is below a reserved name, which no browser can reach; links cannot lead there.`,
-  );
+  if (kind !== 'tracking_cname' && kind !== 'mta_sts_host') return { kind: 'right' };
+  return wrong(`${name} is below a reserved name, which no browser can reach.`);
 }
 
 async function find(
@@ -148,6 +148,12 @@ async function find(
       return findDkim(resolver, { name, value });
     case 'tracking_cname':
       return findCname(resolver, { name, target: value });
+    case 'mta_sts_host':
+      return findHost(resolver, { name, target: value });
+    case 'mta_sts_txt':
+      return findSts(resolver, { name, value });
+    case 'tls_rpt':
+      return findTlsReporting(resolver, name);
     default:
       return findDmarc(resolver, domain.name);
   }

@@ -11,6 +11,7 @@ import {
   type DomainStatus,
   type InboundDmarc,
   type RecordChecks,
+  type StsHosting,
   type TlsMode,
 } from '../store/sending-domain.ts';
 import { RETURN_PATH_DEFAULT } from './records.ts';
@@ -41,6 +42,7 @@ export interface NewDomain {
   readonly clickTracking?: boolean;
   readonly tls?: TlsMode;
   readonly inboundDmarc?: InboundDmarc;
+  readonly mtaSts?: StsHosting;
 }
 
 /** RSA keys cost time and every domain is checked daily; far above what one tenant sends from. */
@@ -76,8 +78,8 @@ export async function createDomain(
   await client.query(
     `insert into sending_domain (tenant_id, id, name, status, receiving, sending, region, return_path_label,
        tracking_subdomain, open_tracking, click_tracking, tls, inbound_dmarc, sending_verified, receiving_verified,
-       record_checks)
-     values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)`,
+       record_checks, mta_sts)
+     values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)`,
     [
       domain.tenantId,
       id,
@@ -95,6 +97,7 @@ export async function createDomain(
       isVerified && domain.sending !== false,
       isVerified && domain.receiving,
       JSON.stringify(isVerified ? allVerified() : {}),
+      domain.mtaSts ?? 'off',
     ],
   );
   for (const { algorithm, privateKey, record } of dkim.keys) {

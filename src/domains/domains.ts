@@ -1,7 +1,7 @@
 // What a tenant can do with domains: create, list, read, change, remove, verify. A name is the tenant's own as often as
 // tenants like, until one of them has it verified (check.ts); claims (claims.ts) move it from there.
 import type { Caller } from '../access/keys.ts';
-import { checkPage, refuseCursor, toPage, type PageRequest } from '../access/page.ts';
+import type { PageRequest } from '../access/page.ts';
 import { refuseFields } from '../access/refusal.ts';
 import type { RecordKind } from '../store/sending-domain.ts';
 import { takeTurns } from './at-once.ts';
@@ -42,6 +42,11 @@ export interface DomainVerbs {
 
 export interface DomainDependencies extends CheckDependencies {
   readonly sealingKey: Buffer;
+  /**
+   * Why senders would not trust the certificate of our inbound listener, as the end of a sentence; null: they do. Absent: nobody
+   * knows here, and `enforce` is refused.
+   */
+  readonly certificateFault?: () => string | null;
 }
 
 export function createDomainVerbs(d: DomainDependencies): DomainVerbs {
@@ -52,6 +57,7 @@ export function createDomainVerbs(d: DomainDependencies): DomainVerbs {
   return {
     async create({ tenantId }, request) {
       const checked = checkCreate(request);
+      if (checked.mtaSts === 'enforce') refuseUntrusted(d);
       await refuseOwnName(store.pool, tenantId, checked.name);
       if (await isTaken(store.pool, tenantId, checked.name)) throw refuseTaken(checked.name);
       const keys = await generateDkimKeys();
@@ -71,11 +77,7 @@ export function createDomainVerbs(d: DomainDependencies): DomainVerbs {
     },
 
     async list({ tenantId }, page) {
-      const cursor = checkPage(page);
-      const at = cursor.after ?? cursor.before;
-      if (at !== null && (await readDomain(store.pool, tenantId, at)) === null)
-        refuseCursor(cursor);
-      const { items, hasMore } = toPage(await readPage(store.pool, tenantId, cursor), cursor);
+      const { items, hasMore } = await readPage(store.pool, tenantId, page);
       return { items: items.map(view), hasMore };
     },
 
@@ -109,6 +111,14 @@ export function createDomainVerbs(d: DomainDependencies): DomainVerbs {
   };
 }
 
+/** RFC 8461 §4.2: under `enforce` a sender keeps mail for a host whose certificate it does not trust. */
+function refuseUntrusted({ certificateFault, place }: DomainDependencies): void {
+  const fault = certificateFault === undefined ? 'is not known here' : certificateFault();
+  if (fault === null) return;
+  const message = `\`mta_sts\` cannot be 'enforce': the certificate of ${place.hostname} ${fault}, so senders would keep their mail. Use 'testing' until the operator has one.`;
+  throw refuseFields([{ path: 'mta_sts', message }]);
+}
+
 async function updateDomain(
   d: DomainDependencies,
   about: { readonly tenantId: string; readonly id: string },
@@ -121,6 +131,7 @@ async function updateDomain(
     const after = { ...before, ...change };
     const issues = settingIssues(after);
     if (issues.length > 0) throw refuseFields(issues);
+    if (after.mtaSts === 'enforce' && before.mtaSts !== 'enforce') refuseUntrusted(d);
     await writeSettings(d, client, after, outcomeOfChange(d, before, after));
     return true;
   });
@@ -128,16 +139,21 @@ async function updateDomain(
 
 /** Records that stay as they are keep what is known of them; new ones get 72 hours to appear. */
 function outcomeOfChange(d: DomainDependencies, before: DomainRow, after: DomainRow) {
-  const namesOf = (domain: DomainRow): ReadonlyMap<RecordKind, string> =>
-    new Map(wantedRecords(domain, domain.keys, d.place).map(({ kind, name }) => [kind, name]));
-  const [old, wanted] = [namesOf(before), namesOf(after)];
-  const kept = [...wanted].flatMap(([kind, name]) => {
+  const recordsOf = (domain: DomainRow): ReadonlyMap<RecordKind, string> =>
+    new Map(
+      wantedRecords(domain, domain.keys, d.place).map(({ kind, name, value }) => [
+        kind,
+        `${name} ${value}`,
+      ]),
+    );
+  const [old, wanted] = [recordsOf(before), recordsOf(after)];
+  const kept = [...wanted].flatMap(([kind, record]) => {
     const check = before.recordChecks[kind];
-    return check !== undefined && old.get(kind) === name ? [[kind, check] as const] : [];
+    return check !== undefined && old.get(kind) === record ? [[kind, check] as const] : [];
   });
   const recordChecks = Object.fromEntries(kept);
   const now = d.now();
-  const isNew = [...wanted].some(([kind, name]) => old.get(kind) !== name);
+  const isNew = [...wanted].some(([kind, record]) => old.get(kind) !== record);
   const { verifyingSince } = before;
   if (verifyingSince === null && before.status === 'not_started') {
     return { ...untouched(before), recordChecks, ...standingOf({ ...after, recordChecks }, null) };
@@ -153,7 +169,8 @@ function outcomeOfChange(d: DomainDependencies, before: DomainRow, after: Domain
     checkCount,
     checkedAt: null,
     nextCheckAt: nextCheck(
-      { status: standing.status, recordChecks },
+      // What is new is looked for soon, also where nothing depends on it.
+      { status: isNew ? 'pending' : standing.status, recordChecks },
       { ...clock, count: checkCount },
     ),
   };

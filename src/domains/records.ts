@@ -1,11 +1,12 @@
 // The DNS records that a domain should publish, with the real values: made from its settings, its public
 // keys and the name of this appliance. Pure. docs/domains.md says why each is as it is.
-import type { RecordKind } from '../store/sending-domain.ts';
+import type { RecordKind, StsHosting } from '../store/sending-domain.ts';
+import { STS_LABEL, stsPolicyId, stsPolicyText } from './sts-policy.ts';
 
 export interface WantedRecord {
   readonly kind: RecordKind;
   /** What it is for, in Resend's words. */
-  readonly record: 'SPF' | 'DKIM' | 'Receiving' | 'Tracking' | 'DMARC';
+  readonly record: 'SPF' | 'DKIM' | 'Receiving' | 'Tracking' | 'DMARC' | 'MTA-STS' | 'TLS-RPT';
   /** Fully qualified, without a dot at its end. */
   readonly name: string;
   readonly type: 'MX' | 'TXT' | 'CNAME';
@@ -23,6 +24,7 @@ export interface DomainSettings {
   readonly clickTracking: boolean;
   readonly sending: boolean;
   readonly receiving: boolean;
+  readonly mtaSts: StsHosting;
 }
 
 export interface PublicKey {
@@ -36,7 +38,7 @@ export interface PublicKey {
 export interface Place {
   /** MAILSTEAD_HOSTNAME. */
   readonly hostname: string;
-  /** The host of MAILSTEAD_PUBLIC_URL. */
+  /** The host of MAILSTEAD_PUBLIC_URL: where HTTP is answered. */
   readonly trackingHost: string;
 }
 
@@ -96,5 +98,40 @@ export function wantedRecords(
     ...(domain.receiving ? [receiving] : []),
     ...(tracks(domain) ? [tracking] : []),
     ...(domain.sending ? [dmarc] : []),
+    ...(domain.receiving ? stsRecords(domain, place) : []),
+  ];
+}
+
+/** Advice, like DMARC: mail arrives without them. Reports go to a mailbox that every address of the domain can be routed to. */
+function stsRecords(
+  { name, mtaSts }: Pick<DomainSettings, 'name' | 'mtaSts'>,
+  place: Place,
+): readonly WantedRecord[] {
+  const policy = stsPolicyText(mtaSts, place.hostname);
+  if (policy === null) return [];
+  const txt = { type: 'TXT', priority: null } as const;
+  return [
+    {
+      kind: 'mta_sts_host',
+      record: 'MTA-STS',
+      name: `${STS_LABEL}.${name}`,
+      type: 'CNAME',
+      value: place.trackingHost,
+      priority: null,
+    },
+    {
+      kind: 'mta_sts_txt',
+      record: 'MTA-STS',
+      name: `_mta-sts.${name}`,
+      ...txt,
+      value: `v=STSv1; id=${stsPolicyId(policy)};`,
+    },
+    {
+      kind: 'tls_rpt',
+      record: 'TLS-RPT',
+      name: `_smtp._tls.${name}`,
+      ...txt,
+      value: `v=TLSRPTv1; rua=mailto:tls-reports@${name}`,
+    },
   ];
 }

@@ -1,8 +1,9 @@
 // What a caller may say about a domain: the forms of the request, their rules, and the two forms of capabilities.
 import { refuseFields, type Issue } from '../access/refusal.ts';
-import type { InboundDmarc, TlsMode } from '../store/sending-domain.ts';
+import type { InboundDmarc, StsHosting, TlsMode } from '../store/sending-domain.ts';
 import { checkDomainName, fitsBelow, toLabel } from './name.ts';
 import { RETURN_PATH_DEFAULT, TRACKING_DEFAULT } from './records.ts';
+import { STS_LABEL } from './sts-policy.ts';
 
 /** What a domain can do, in the form of the `/api` paths. */
 export interface DomainCapability {
@@ -38,6 +39,11 @@ export interface CreateDomainRequest extends ClaimDomainRequest {
    * default), or taken and marked (`tag`: its `authentication.verdict` is `tagged`).
    */
   inbound_dmarc?: 'reject' | 'tag';
+  /**
+   * The MTA-STS policy (RFC 8461) that is served at https://mta-sts.<name>/ while the domain receives: `testing` (senders report
+   * what would fail), `enforce` (they deliver over verified TLS or not at all), `none` (a policy is withdrawn). Default `off`.
+   */
+  mta_sts?: 'off' | 'none' | 'testing' | 'enforce';
   /** An array or an object. Default: sending enabled, receiving disabled. */
   capabilities?: DomainCapability[] | DomainCapabilities | null;
 }
@@ -50,6 +56,11 @@ export interface UpdateDomainRequest {
   tls?: 'opportunistic' | 'enforced';
   /** What becomes of mail to this domain that the DMARC policy of its author says to reject. */
   inbound_dmarc?: 'reject' | 'tag';
+  /**
+   * The MTA-STS policy that is served for the domain. `enforce` needs a certificate of this server that senders trust. Publish the
+   * changed record afterwards; go to `none` for two weeks before `off`, since senders remember a policy.
+   */
+  mta_sts?: 'off' | 'none' | 'testing' | 'enforce';
   /** An array or an object; what is not named stays. */
   capabilities?: DomainCapability[] | DomainCapabilities | null;
 }
@@ -63,6 +74,7 @@ export interface CheckedDomain {
   readonly clickTracking: boolean;
   readonly tls: TlsMode;
   readonly inboundDmarc: InboundDmarc;
+  readonly mtaSts: StsHosting;
   readonly sending: boolean;
   readonly receiving: boolean;
 }
@@ -96,6 +108,7 @@ export function checkCreate(request: CreateDomainRequest): CheckedDomain {
     clickTracking: request.click_tracking ?? false,
     tls: request.tls ?? 'opportunistic',
     inboundDmarc: request.inbound_dmarc ?? 'reject',
+    mtaSts: request.mta_sts ?? 'off',
     sending: capabilities.sending ?? true,
     receiving: capabilities.receiving ?? false,
   };
@@ -119,6 +132,7 @@ export function checkUpdate(request: UpdateDomainRequest): DomainChange {
     ...(request.click_tracking === undefined ? {} : { clickTracking: request.click_tracking }),
     ...(request.tls === undefined ? {} : { tls: request.tls }),
     ...(request.inbound_dmarc === undefined ? {} : { inboundDmarc: request.inbound_dmarc }),
+    ...(request.mta_sts === undefined ? {} : { mtaSts: request.mta_sts }),
     ...capabilities,
   };
 }
@@ -127,7 +141,7 @@ export function checkUpdate(request: UpdateDomainRequest): DomainChange {
 export function settingIssues(
   domain: Pick<
     CheckedDomain,
-    'name' | 'returnPathLabel' | 'trackingSubdomain' | 'sending' | 'receiving'
+    'name' | 'returnPathLabel' | 'trackingSubdomain' | 'sending' | 'receiving' | 'mtaSts'
   >,
 ): readonly Issue[] {
   const { name, returnPathLabel } = domain;
@@ -147,6 +161,10 @@ export function settingIssues(
     ['custom_return_path', returnPathLabel],
     ['tracking_subdomain', tracking],
   ] as const) {
+    if (domain.mtaSts !== 'off' && label === STS_LABEL) {
+      const message = `\`${path}\` must not be ${STS_LABEL}: the policy of \`mta_sts\` is there.`;
+      issues.push({ path, message });
+    }
     if (fitsBelow(label, name)) continue;
     issues.push({ path, message: `\`${path}\` is too long in front of this name.` });
   }

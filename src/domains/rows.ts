@@ -1,7 +1,12 @@
 // Reads the rows of domains, and decides under a lock whose a name is. They are written by changes.ts.
 import type { Pool, PoolClient } from 'pg';
+import { checkPage, refuseCursor, toPage, type PageRequest } from '../access/page.ts';
 import type { DomainStatus, InboundDmarc, RecordChecks, TlsMode } from '../store/sending-domain.ts';
+import { isUuid } from '../store/id.ts';
 import type { DomainSettings, PublicKey } from './records.ts';
+
+/** A name may be a domain of many tenants until one of them has verified it. */
+const NAMESAKES_MAX = 20;
 
 export type Queryable = Pool | PoolClient;
 
@@ -42,7 +47,7 @@ const toRow = ({ verifyingMs, checkedMs, createdMs, ...row }: RawRow): DomainRow
 
 const COLUMNS = `d.tenant_id as "tenantId", d.id, d.name, d.status, d.region, d.tls, d.sending, d.receiving,
   d.return_path_label as "returnPathLabel", d.tracking_subdomain as "trackingSubdomain",
-  d.inbound_dmarc as "inboundDmarc", d.open_tracking as "openTracking", d.click_tracking as "clickTracking",
+  d.inbound_dmarc as "inboundDmarc", d.mta_sts as "mtaSts", d.open_tracking as "openTracking", d.click_tracking as "clickTracking",
   d.record_checks as "recordChecks", d.check_count as "checkCount",
   ${msOf('d.verifying_since')} as "verifyingMs", ${msOf('d.checked_at')} as "checkedMs",
   ${msOf('d.created_at')} as "createdMs",
@@ -65,19 +70,38 @@ export async function readDomain(
   return rows[0] === undefined ? null : toRow(rows[0]);
 }
 
-/** One more than `limit` where there are more, beginning at the cursor. */
-export async function readPage(
+/** By id or by name, of all tenants when none is named; at most `NAMESAKES_MAX`, the oldest first. */
+export async function readNamed(
   db: Queryable,
-  tenantId: string,
-  cursor: { readonly limit: number; readonly after: string | null; readonly before: string | null },
+  idOrName: string,
+  tenantId: string | null = null,
 ): Promise<readonly DomainRow[]> {
   const { rows } = await db.query<RawRow>(
+    `select ${COLUMNS} from sending_domain d where d.${isUuid(idOrName) ? 'id' : 'name'} = $1
+       and ($2::uuid is null or d.tenant_id = $2)
+     order by d.id limit ${NAMESAKES_MAX}`,
+    [idOrName.toLowerCase(), tenantId],
+  );
+  return rows.map(toRow);
+}
+
+/** Newest first; of all tenants when none is named. Throws a Refusal for a bad page. */
+export async function readPage(
+  db: Queryable,
+  tenantId: string | null,
+  page: PageRequest,
+): Promise<{ readonly items: readonly DomainRow[]; readonly hasMore: boolean }> {
+  const cursor = checkPage(page);
+  const at = cursor.after ?? cursor.before;
+  if (at !== null && (await readNamed(db, at, tenantId)).length === 0) refuseCursor(cursor);
+  const { rows } = await db.query<RawRow>(
     `select ${COLUMNS} from sending_domain d
-     where d.tenant_id = $1 and ($2::uuid is null or d.id < $2) and ($3::uuid is null or d.id > $3)
+     where ($1::uuid is null or d.tenant_id = $1)
+       and ($2::uuid is null or d.id < $2) and ($3::uuid is null or d.id > $3)
      order by d.id ${cursor.before === null ? 'desc' : 'asc'} limit $4`,
     [tenantId, cursor.after, cursor.before, cursor.limit + 1],
   );
-  return rows.map(toRow);
+  return toPage(rows.map(toRow), cursor);
 }
 
 /** Any constant that no other advisory lock of two keys has. */

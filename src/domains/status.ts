@@ -109,6 +109,9 @@ function domainStatus(
 export const holdsName = (status: DomainStatus): boolean =>
   status === 'verified' || status === 'partially_verified' || status === 'partially_failed';
 
+/** Not needed for anything, and yet somebody waits for them. */
+const AWAITED = ['mta_sts_host', 'mta_sts_txt'] as const satisfies readonly RecordKind[];
+
 /** When to look again after the `count`th check of this window; null: not by itself. */
 export function nextCheck(
   domain: { readonly status: DomainStatus; readonly recordChecks: RecordChecks },
@@ -120,6 +123,10 @@ export function nextCheck(
     ({ status }) => status === 'temporary_failure',
   );
   if (hasVanished) return after(VANISHED_PAUSE_MS);
-  if (domain.status === 'verified' || !isPatient(clock)) return after(DAY_MS);
+  // A record with the id of the policy before is there and wrong, until its owner gets to it.
+  const isAwaited = AWAITED.some((kind) =>
+    ['pending', 'failed'].includes(domain.recordChecks[kind]?.status ?? ''),
+  );
+  if ((domain.status === 'verified' && !isAwaited) || !isPatient(clock)) return after(DAY_MS);
   return after(PAUSES_MS[Math.min(Math.max(clock.count, 1), PAUSES_MS.length) - 1]!);
 }

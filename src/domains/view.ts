@@ -61,6 +61,7 @@ export function domainData(row: DomainRow, place: Place): Readonly<Record<string
     tracking_subdomain: domain.trackingSubdomain,
     tls: domain.tls,
     inbound_dmarc: domain.inboundDmarc,
+    mta_sts: domain.mtaSts,
     records: records.map(({ record, name, type, value, status, priority }) => ({
       record,
       name,

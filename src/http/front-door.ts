@@ -2,8 +2,10 @@
 // answers 503 until the app is there. What is no request that the app could answer gets its envelope here: bad
 // bytes, headers too long, a missing Host, an expectation. On stop it is the first to let nobody in.
 import { createServer, type IncomingMessage, type ServerResponse } from 'node:http';
-import type { AddressInfo } from 'node:net';
+import { createServer as createTlsServer, type Server as SecureServer } from 'node:https';
+import type { AddressInfo, Socket } from 'node:net';
 import type { Duplex } from 'node:stream';
+import type { SecureContext } from 'node:tls';
 import { Refusal } from '../access/refusal.ts';
 import { headersWithoutRequest, setCommonHeaders } from './common-headers.ts';
 import { envelopeOf, ENVELOPE_TYPE, sendRefusal } from './envelope.ts';
@@ -31,17 +33,35 @@ const IDLE_SWEEP_MS = 50;
 const LINGER_MS = 1_000;
 const RETRY_AFTER_SECONDS = 2;
 
+/** PEM pairs that an HTTPS door shows. */
+export interface DoorCertificates {
+  /** For who names no host, or one that is not known. */
+  current(): { readonly cert: string; readonly key: string };
+  onChange(listener: (pair: { readonly cert: string; readonly key: string }) => void): void;
+  /** Of a name in lower case; null: the one above. */
+  contextOf(name: string): SecureContext | null;
+}
+
+const HANDSHAKE_MAX_MS = 10_000;
+
 /** Resolves when the port is bound. Throws PortUnusable. */
 export async function openFrontDoor(options: {
   readonly port: number;
   /** Null: every address of this machine. */
   readonly host: string | null;
+  /** Absent: plain HTTP. */
+  readonly tls?: DoorCertificates;
+  /** Where the port is set. */
+  readonly setting?: string;
 }): Promise<FrontDoor> {
   let answer: Answerer = answerNotYet;
   let closing: Promise<void> | null = null;
   const current = new WeakMap<Duplex, ServerResponse>();
+  const { tls } = options;
+  const secure = tls === undefined ? null : createSecureServer(tls);
   // RFC 9112 §3.2 is obeyed below, with an envelope.
-  const server = createServer({ requireHostHeader: false });
+  const server = secure ?? createServer({ requireHostHeader: false });
+  const cutHandshakes = secure === null ? () => undefined : guardHandshakes(secure);
   server.on('request', (request: IncomingMessage, response: ServerResponse) => {
     current.set(request.socket, response);
     if (closing !== null) response.setHeader('connection', 'close');
@@ -74,6 +94,7 @@ export async function openFrontDoor(options: {
 
   const close = async (): Promise<void> => {
     const closed = new Promise<void>((resolve) => server.close(() => resolve()));
+    cutHandshakes();
     // A connection becomes idle when its last answer is out, which may be after this.
     const sweeper = setInterval(() => server.closeIdleConnections(), IDLE_SWEEP_MS);
     const timer = setTimeout(() => server.closeAllConnections(), STOP_MAX_MS);
@@ -84,11 +105,40 @@ export async function openFrontDoor(options: {
   const address = server.address() as AddressInfo;
   return {
     port: address.port,
-    localUrl: `http://${localHost(address)}:${address.port}`,
+    localUrl: `${tls === undefined ? 'http' : 'https'}://${localHost(address)}:${address.port}`,
     open(app) {
       answer = app;
     },
     close: () => (closing ??= close()),
+  };
+}
+
+function createSecureServer(tls: DoorCertificates): SecureServer {
+  const server = createTlsServer({
+    requireHostHeader: false,
+    ...tls.current(),
+    minVersion: 'TLSv1.2',
+    handshakeTimeout: HANDSHAKE_MAX_MS,
+    ALPNProtocols: ['http/1.1'],
+    // RFC 6066 §3. Undefined: the pair above.
+    SNICallback: (name, done) => done(null, tls.contextOf(name.toLowerCase()) ?? undefined),
+  });
+  tls.onChange((pair) => server.setSecureContext({ ...pair, minVersion: 'TLSv1.2' }));
+  return server;
+}
+
+/** Until its handshake is over, a connection is none that the server could cut; what this returns cuts those. */
+function guardHandshakes(server: SecureServer): () => void {
+  const open = new Map<string, Socket>();
+  const key = ({ remoteAddress, remotePort }: Socket): string => `${remoteAddress} ${remotePort}`;
+  server.on('connection', (socket: Socket) => {
+    const own = key(socket);
+    open.set(own, socket);
+    socket.once('close', () => open.delete(own));
+  });
+  server.on('secureConnection', (socket: Socket) => open.delete(key(socket)));
+  return () => {
+    for (const socket of open.values()) socket.destroy();
   };
 }
 
@@ -98,14 +148,18 @@ function localHost({ address, family }: AddressInfo): string {
   return family === 'IPv6' ? `[${address}]` : address;
 }
 
-function explain(error: NodeJS.ErrnoException, at: { port: number; host: string | null }): Error {
+function explain(
+  error: NodeJS.ErrnoException,
+  at: { port: number; host: string | null; setting?: string },
+): Error {
+  const setting = at.setting ?? 'MAILSTEAD_HTTP_PORT';
   const why =
     error.code === 'EADDRINUSE'
-      ? `port ${at.port} is in use by another program; stop it or set MAILSTEAD_HTTP_PORT`
+      ? `port ${at.port} is in use by another program; stop it or set ${setting}`
       : error.code === 'EACCES'
-        ? `port ${at.port} needs rights that this user does not have; set MAILSTEAD_HTTP_PORT`
+        ? `port ${at.port} needs rights that this user does not have; set ${setting}`
         : `${at.host ?? 'any address'}, port ${at.port}, cannot be listened on (${error.code ?? error.message}); ` +
-          'set MAILSTEAD_HTTP_HOST or MAILSTEAD_HTTP_PORT';
+          `set MAILSTEAD_HTTP_HOST or ${setting}`;
   return new PortUnusable(why, { cause: error });
 }
 

@@ -100,6 +100,7 @@ test('defaults and both forms of capabilities', () => {
     clickTracking: false,
     tls: 'opportunistic',
     inboundDmarc: 'reject',
+    mtaSts: 'off',
     sending: true,
     receiving: false,
   });

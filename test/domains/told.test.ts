@@ -48,6 +48,7 @@ test('made, verified, changed, gone', async () => {
     tracking_subdomain: null,
     tls: 'opportunistic',
     inbound_dmarc: 'reject',
+    mta_sts: 'off',
   });
   assert.equal(
     records.map(({ record }) => record),
