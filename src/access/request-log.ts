@@ -284,40 +284,8 @@ async function insert(pool: Pool, rows: readonly Row[]): Promise<void> {
   });
 }
 
-/** Deleted in one statement. */
-const FORGET_BATCH = 5_000;
-export const LOG_DAYS = 30;
-
-/** Forgets entries older than 30 days, at most about `max` a call. How many. */
-export async function forgetOldLogs(db: Pick<Pool, 'query'>, max: number): Promise<number> {
-  let count = 0;
-  while (count < max) {
-    const { rowCount } = await db.query(FORGET, [
-      firstIdAt(Date.now() - LOG_DAYS * 86_400_000),
-      Math.min(FORGET_BATCH, max - count),
-    ]);
-    count += rowCount ?? 0;
-    if ((rowCount ?? 0) < FORGET_BATCH) break;
-  }
-  return count;
-}
-
 /** The smallest UUIDv7 of this millisecond. */
 export function firstIdAt(ms: number): string {
   const time = Math.max(0, Math.floor(ms)).toString(16).padStart(12, '0');
   return `${time.slice(0, 8)}-${time.slice(8)}-7000-8000-000000000000`;
 }
-
-const FORGET = `
-  with old as materialized (
-    select r.tenant_id, r.id, r.tags from tenant t cross join lateral (
-      select tenant_id, id, tags from request_log
-      where tenant_id = t.id and id < $1 order by id limit $2) r
-    limit $2
-  ), tag as (
-    delete from request_log_tag g using (select tenant_id, id, unnest(tags) as tag from old) o
-    where g.tenant_id = o.tenant_id and g.tag = o.tag and g.log_id = o.id
-  ), body as (
-    delete from request_log_body b using old o where b.tenant_id = o.tenant_id and b.log_id = o.id
-  )
-  delete from request_log r using old o where r.tenant_id = o.tenant_id and r.id = o.id`;

@@ -1,5 +1,5 @@
 // How much a tenant used. There are no quotas here, so every limit is null but that of requests. Emails are counted by
-// ranges of their ids, which sort by time, and what was counted once is remembered in this process: a request pays for the
+// ranges of their ids, which sort by time, with those that retention has removed since, and what was counted once is remembered in this process: a request pays for the
 // emails since the one before, the first after a start for those of the month.
 import type { Store } from '../store/orm.ts';
 import { firstIdAt } from './request-log.ts';
@@ -31,6 +31,8 @@ export interface UsageVerbs {
 const DAY_MS = 86_400_000;
 /** An id is older than its row is visible; what is younger than this is counted anew every time. */
 const UNSETTLED_MS = 10 * 60_000;
+/** What was removed is known by quarters of an hour, so ranges end with one. */
+const QUARTER_MS = 900_000;
 /** Whose counts are remembered; beyond it the one that was asked for longest ago is forgotten. */
 const TENANTS_MAX = 10_000;
 /** What is more than this may be a minute old: to count it takes a while. */
@@ -134,7 +136,7 @@ async function countSettled(
   nowMs: number,
 ): Promise<Counted> {
   const monthMs = monthOf(nowMs);
-  const untilMs = Math.max(monthMs, nowMs - UNSETTLED_MS);
+  const untilMs = Math.max(monthMs, Math.floor((nowMs - UNSETTLED_MS) / QUARTER_MS) * QUARTER_MS);
   let counted: Counted =
     known?.monthMs === monthMs ? known : { monthMs, untilMs: monthMs, month: NONE, day: NONE };
   while (counted.untilMs < untilMs) {
@@ -162,10 +164,22 @@ async function countEmails(
   const { rows } = await pool.query<Count>({
     name: 'count-emails',
     text: `select
-        (select count(*)::integer from email where tenant_id = $1 and id >= $2 and id < $3) as sent,
+        (select count(*)::integer from email where tenant_id = $1 and id >= $2 and id < $3)
+          + gone.accepted as sent,
         (select count(*)::integer from received_email
-          where tenant_id = $1 and id >= $2 and id < $3) as received`,
-    values: [tenantId, firstIdAt(startMs), endMs === null ? LAST_ID : firstIdAt(endMs)],
+          where tenant_id = $1 and id >= $2 and id < $3) + gone.received as received
+      from (
+        select coalesce(sum(accepted), 0)::integer as accepted,
+          coalesce(sum(received), 0)::integer as received
+        from metric_removed where tenant_id = $1 and quarter >= $4 and ($5::timestamptz is null or quarter < $5)
+      ) gone`,
+    values: [
+      tenantId,
+      firstIdAt(startMs),
+      endMs === null ? LAST_ID : firstIdAt(endMs),
+      new Date(startMs),
+      endMs === null ? null : new Date(endMs),
+    ],
   });
   return rows[0] ?? NONE;
 }

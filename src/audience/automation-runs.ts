@@ -1,5 +1,4 @@
 // Runs of automations, read back: which there are, and what became of each step. They are kept for 90 days after their end.
-import type { Pool } from 'pg';
 import { checkPage, refuseCursor, toPage, type PageRequest } from '../access/page.ts';
 import { refuseFields } from '../access/refusal.ts';
 import {
@@ -38,8 +37,6 @@ export interface RunPage {
   /** In the direction of travel. */
   readonly hasMore: boolean;
 }
-
-const KEPT_DAYS = 90;
 
 /** Some of `running`, `completed`, `failed` and `cancelled`, with commas between; absent: all. Throws a Refusal. */
 export function readStatuses(given: readonly string[] | undefined): readonly RunStatus[] {
@@ -108,16 +105,6 @@ export async function findRun(
   const order = fromJson(run.order as readonly AutomationStep[] | string).map(({ key }) => key);
   const steps = rows.map(toStep).toSorted((a, b) => order.indexOf(a.key) - order.indexOf(b.key));
   return { ...toRun(run), steps };
-}
-
-/** Forgets runs that ended 90 days ago; at most `max`. */
-export async function forgetOldRuns(pool: Pool, max: number): Promise<void> {
-  await pool.query(
-    `delete from automation_run where (tenant_id, id) in (
-       select tenant_id, id from automation_run
-       where completed_at < now() - interval '${KEPT_DAYS} days' order by completed_at limit $1)`,
-    [max],
-  );
 }
 
 interface RawRun {

@@ -29,6 +29,8 @@ export type NotReleased =
 export type Release =
   | { readonly outcome: 'released'; readonly recipients: readonly string[] }
   | { readonly outcome: 'nothing'; readonly why: NotReleased }
+  /** There is nothing to send any more. */
+  | { readonly outcome: 'removed'; readonly at: Date }
   | { readonly outcome: 'not_found' };
 
 interface Row {
@@ -40,20 +42,25 @@ interface Row {
   readonly recipient_count: number;
 }
 
-/** Where the message of an email lies; null: there is no such email, `blobKey` null: in its row. */
+/**
+ * Where the message of an email lies; null: there is no such email, `blobKey` null: in its row. `removedAt`: retention
+ * has taken it away.
+ */
 export async function findMessageBlob(
   db: Queryable,
   tenantId: string,
   id: string,
-): Promise<{ readonly blobKey: string | null } | null> {
-  const { rows } = await db.query<{ blob_key: string | null }>({
-    text: `select k.blob_key from email e
-      join email_content k on k.tenant_id = e.tenant_id and k.email_id = e.id
+): Promise<{ readonly blobKey: string | null; readonly removedAt: Date | null } | null> {
+  const { rows } = await db.query<{ blob_key: string | null; removed_ms: number | null }>({
+    text: `select k.blob_key, (extract(epoch from e.content_removed_at) * 1000)::float8 as removed_ms
+      from email e left join email_content k on k.tenant_id = e.tenant_id and k.email_id = e.id
       where e.tenant_id = $1 and e.id = $2`,
     values: [tenantId, id],
   });
   const [found] = rows;
-  return found === undefined ? null : { blobKey: found.blob_key };
+  if (found === undefined) return null;
+  const { blob_key: blobKey, removed_ms: removedMs } = found;
+  return { blobKey, removedAt: removedMs === null ? null : new Date(removedMs) };
 }
 
 /**
@@ -73,7 +80,10 @@ export async function releaseEmail(
         where d.tenant_id = $1 and d.email_id = $2 order by d.position for no key update of d`,
       values: [tenantId, emailId],
     });
-    if (rows.length === 0) return { outcome: 'not_found' };
+    // A statement of its own: whoever took the content away held the deliveries until it was gone.
+    const known = await findMessageBlob(client, tenantId, emailId);
+    if (rows.length === 0 || known === null) return { outcome: 'not_found' };
+    if (known.removedAt !== null) return { outcome: 'removed', at: known.removedAt };
     const isSuppressed = await findSuppressedNow(
       client,
       rows.map(({ recipient }) => ({ tenantId, recipient })),

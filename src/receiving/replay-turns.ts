@@ -149,6 +149,7 @@ interface Message {
   readonly decisions: readonly RouteDecision[];
 }
 
+/** Held, so that none is removed for its age (remove-received.ts) before its tasks are there. */
 async function readNext(client: PoolClient, replay: ReplayRow): Promise<readonly Message[]> {
   const { rows } = await client.query<{
     id: string;
@@ -162,7 +163,7 @@ async function readNext(client: PoolClient, replay: ReplayRow): Promise<readonly
             cross join lateral jsonb_array_elements_text(r.ids) as i (id)
             join received_email e on e.tenant_id = r.tenant_id and e.id = i.id::uuid
             where r.tenant_id = $1 and r.id = $2 and e.id > $3
-            order by e.id limit ${LOOK_MAX}`,
+            order by e.id limit ${LOOK_MAX} for key share of e`,
           values: [replay.tenant_id, replay.id, replay.cursor_id ?? LOWEST_ID],
         }
       : {
@@ -171,7 +172,7 @@ async function readNext(client: PoolClient, replay: ReplayRow): Promise<readonly
             join received_email e on e.tenant_id = r.tenant_id
             where r.tenant_id = $1 and r.id = $2 and e.id > $3 and e.id < $4
               and e.created_at >= r.starts_at and e.created_at < r.ends_at
-            order by e.id limit ${LOOK_MAX}`,
+            order by e.id limit ${LOOK_MAX} for key share of e`,
           values: [
             replay.tenant_id,
             replay.id,

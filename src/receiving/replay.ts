@@ -67,8 +67,6 @@ const PER_MINUTE_DEFAULT = 600;
 const RUNNING_MAX = 10;
 /** Of the ids that are not there, so many are named. */
 const NAMED_MAX = 5;
-/** How long the record of one that has ended is kept. */
-const KEPT_DAYS = 90;
 const DAY_MS = 86_400_000;
 
 export function createReplayVerbs(d: {
@@ -138,17 +136,6 @@ export function createReplayVerbs(d: {
     },
     cancel: ({ tenantId }, id) => cancelReplay(d, tenantId, id),
   };
-}
-
-/** Of replays that ended long ago nobody asks any more; their attempts stay with the messages. */
-export async function forgetOldReplays({ pool }: Store, max: number): Promise<void> {
-  await pool.query(
-    `delete from receiving_replay where (tenant_id, id) in (
-       select tenant_id, id from receiving_replay
-       where status <> 'running' and updated_at < now() - interval '${KEPT_DAYS} days'
-       order by updated_at limit $1)`,
-    [max],
-  );
 }
 
 async function cancelReplay(

@@ -1,11 +1,14 @@
 // Removes blobs that no row names: what a crash between writing a blob and storing its row left behind. Which columns
 // name blobs is read from the database, so that no table can be forgotten (store/blob.ts).
+import { findBlobColumns, type BlobColumn } from '../store/blob-columns.ts';
 import type { BlobStore } from '../store/blob.ts';
 import type { Store } from '../store/orm.ts';
 
 const DAY_MS = 86_400_000;
 /** Asked about in one statement. */
 const BATCH = 500;
+/** Removed at a time. */
+const AT_ONCE = 8;
 /** Of one run; the next goes on. */
 const REMOVED_MAX = 10_000;
 
@@ -14,7 +17,7 @@ const REMOVED_MAX = 10_000;
  * row, so a day is far longer than any write. Run by one process a day.
  */
 export async function collectBlobs(store: Store, blobs: BlobStore, now: Date): Promise<number> {
-  const holders = await findHolders(store);
+  const holders = await findBlobColumns(store.pool);
   // Without a single column something is wrong with this query, not with every blob.
   if (holders.length === 0) throw new Error('no column names a blob');
   const orphans: string[] = [];
@@ -39,24 +42,30 @@ export async function collectBlobs(store: Store, blobs: BlobStore, now: Date): P
   return orphans.length;
 }
 
-interface Holder {
-  readonly table: string;
-  readonly column: string;
-}
-
-async function findHolders({ pool }: Store): Promise<readonly Holder[]> {
-  const { rows } = await pool.query<Holder>(
-    `select quote_ident(table_name) as table, quote_ident(column_name) as column
-     from information_schema.columns
-     where table_schema = current_schema() and column_name like '%blob\\_key'
-     order by 1, 2`,
-  );
-  return rows;
+/** Removes those of these blobs that no row names (any more); how many. What a crash or a stop leaves is collected later. */
+export async function freeBlobs(
+  store: Store,
+  blobs: BlobStore,
+  keys: readonly string[],
+  signal?: AbortSignal,
+): Promise<number> {
+  if (keys.length === 0) return 0;
+  const holders = await findBlobColumns(store.pool);
+  let count = 0;
+  for (let at = 0; at < keys.length; at += BATCH) {
+    const free = await withoutRow(store, holders, keys.slice(at, at + BATCH));
+    for (let next = 0; next < free.length; next += AT_ONCE) {
+      if (signal?.aborted === true) return count + next;
+      await Promise.all(free.slice(next, next + AT_ONCE).map((key) => blobs.remove(key)));
+    }
+    count += free.length;
+  }
+  return count;
 }
 
 async function withoutRow(
   { pool }: Store,
-  holders: readonly Holder[],
+  holders: readonly BlobColumn[],
   keys: readonly string[],
 ): Promise<readonly string[]> {
   const named = holders.map(

@@ -47,7 +47,7 @@ const BY_PERSON = `coalesce(suspect, 'proxy') = 'proxy'`;
 export const RECEIVED_DOMAIN = `lower(split_part(coalesce(r.received_for ->> 0, ''), '@', -1))`;
 
 /** The quarters since 1970 of the time in a UUIDv7; one that runs ahead of the clock is where its id is. */
-const quarterOf = (id: string): string =>
+export const quarterOf = (id: string): string =>
   `(('x' || translate(left(${id}::text, 13), '-', ''))::bit(48)::bigint / ${QUARTER_MS})`;
 
 /** What counts are made for, each if asked; the columns are `quarter` (since 1970), `domain`, `broadcast_id`, `email_id`. */
@@ -188,6 +188,8 @@ const engagedAloneSql = ({ tenant, ids, keys, counts }: RowsAsked): string => `
 
 /** SQL of a select over metric_quarter, as `q`, with the same columns. */
 export function countQuartersSql(asked: {
+  /** What was counted, or what was counted of emails that are not there any more; as `q`. */
+  readonly table: 'metric_quarter' | 'metric_removed';
   readonly keys: Keys;
   readonly counts: readonly string[];
   readonly where: readonly string[];
@@ -203,6 +205,35 @@ export function countQuartersSql(asked: {
       }),
       ...counts.map((name) => `sum(q.${name})::bigint as ${name}`),
     ].join(', ')}
-    from metric_quarter q where ${asked.where.join(' and ')}
+    from ${asked.table} q where ${asked.where.join(' and ')}
     ${groupBy(keys)}`;
+}
+
+/**
+ * SQL of a select over what was counted of emails that are not there any more, of spans and single quarters. Of a quarter that
+ * is asked for in part, it counts where it begins.
+ */
+export function countRemovedSql(asked: {
+  /** SQL. */
+  readonly tenant: string;
+  readonly keys: Keys;
+  readonly counts: readonly string[];
+  /** In milliseconds; ends are exclusive. */
+  readonly spans: readonly (readonly [from: number, to: number])[];
+  readonly quarters: readonly number[];
+  readonly where: readonly string[];
+  readonly value: (given: unknown) => string;
+}): string {
+  const { tenant, keys, counts, spans, quarters, where, value } = asked;
+  const at = (ms: number): string => `${value(new Date(ms))}::timestamptz`;
+  const ranges = [
+    ...spans.map(([from, to]) => `(q.quarter >= ${at(from)} and q.quarter < ${at(to)})`),
+    `q.quarter = any (${value(quarters.map((ms) => new Date(ms)))}::timestamptz[])`,
+  ];
+  return countQuartersSql({
+    table: 'metric_removed',
+    keys,
+    counts,
+    where: [`q.tenant_id = ${tenant}`, `(${ranges.join(' or ')})`, ...where],
+  });
 }

@@ -6,7 +6,7 @@ import type { PoolClient } from 'pg';
 import { firstIdAt } from '../access/request-log.ts';
 import type { Store } from '../store/orm.ts';
 import { COUNTED_AFTER_MS, QUARTER_MS, timeOfId } from '../timeline/late-changes.ts';
-import { countRowsSql, COUNTS } from './metric-counts.ts';
+import { countQuartersSql, countRowsSql, COUNTS, type Keys } from './metric-counts.ts';
 
 /** Sent or received, counted in one transaction; more where more came in a single quarter of an hour. */
 const EMAILS_PER_STEP = 20_000;
@@ -74,7 +74,8 @@ async function advance(
     return found === null ? Infinity : timeOfId(found);
   };
   const first = await idAfter(firstIdAt(at.until ?? 0), 0);
-  const from = Math.max(at.until ?? 0, Math.min(target, floor(first)));
+  const removed = await firstRemoved(store, tenantId, at.until ?? 0);
+  const from = Math.max(at.until ?? 0, Math.min(target, floor(first), removed));
   const full = await idAfter(firstIdAt(from), EMAILS_PER_STEP);
   const to = Math.min(
     target,
@@ -98,6 +99,18 @@ async function advance(
     if (rowCount === 1 && from < to) await count(client, { tenantId, from, to });
     return rowCount === 1 ? to : target;
   });
+}
+
+/** The first quarter from then on of which emails were removed; Infinity: there is none. */
+async function firstRemoved(store: Store, tenantId: string, fromMs: number): Promise<number> {
+  const { rows } = await store.pool.query<{ ms: string | null }>({
+    name: 'first-removed-quarter',
+    text: `select (extract(epoch from min(quarter)) * 1000)::bigint::text as ms from metric_removed
+      where tenant_id = $1 and quarter >= $2`,
+    values: [tenantId, new Date(fromMs)],
+  });
+  const ms = rows[0]?.ms ?? null;
+  return ms === null ? Infinity : Number(ms);
 }
 
 /** Those that changed last come in any order, so that none waits for ever; how many. */
@@ -135,15 +148,28 @@ async function renewStale(store: Store, errors: unknown[]): Promise<number> {
   return renewed;
 }
 
-const SOURCES = countRowsSql({
-  tenant: '$1::uuid',
-  ids: { first: '$2::uuid', past: '$3::uuid' },
-  keys: { quarter: true, domain: true, broadcast: true, email: false },
-  counts: COUNTS,
-  sentWhere: [],
-  receivedWhere: [],
-  emailsMax: null,
-});
+const KEYS: Keys = { quarter: true, domain: true, broadcast: true, email: false };
+const SOURCES = [
+  ...countRowsSql({
+    tenant: '$1::uuid',
+    ids: { first: '$2::uuid', past: '$3::uuid' },
+    keys: KEYS,
+    counts: COUNTS,
+    sentWhere: [],
+    receivedWhere: [],
+    emailsMax: null,
+  }),
+  countQuartersSql({
+    table: 'metric_removed',
+    keys: KEYS,
+    counts: COUNTS,
+    where: [
+      'q.tenant_id = $1::uuid',
+      'q.quarter >= $4::timestamptz',
+      'q.quarter < $5::timestamptz',
+    ],
+  }),
+];
 
 const COUNT = `
   insert into metric_quarter (tenant_id, quarter, domain, broadcast_id, ${COUNTS.join(', ')})
@@ -158,6 +184,6 @@ async function count(
 ): Promise<void> {
   await client.query({
     text: COUNT,
-    values: [tenantId, firstIdAt(from), firstIdAt(to)],
+    values: [tenantId, firstIdAt(from), firstIdAt(to), new Date(from), new Date(to)],
   });
 }

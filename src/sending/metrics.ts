@@ -10,6 +10,7 @@ import type { Store } from '../store/orm.ts';
 import { QUARTER_MS } from '../timeline/late-changes.ts';
 import {
   countQuartersSql,
+  countRemovedSql,
   countRowsSql,
   COUNTS,
   NO_BROADCAST,
@@ -185,9 +186,15 @@ async function countRows(
       }),
     )
     .concat(
+      isByEmail
+        ? []
+        : countRemovedSql({ tenant, keys, counts, spans, quarters, where: where.counted, value }),
+    )
+    .concat(
       before.until <= before.from
         ? []
         : countQuartersSql({
+            table: 'metric_quarter',
             keys,
             counts,
             where: [
