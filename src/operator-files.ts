@@ -3,6 +3,7 @@
 import { readFileSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import type { Logger } from './log.ts';
+import { parseFile } from './mail/rule-file.ts';
 
 const SHIPPED = new URL('../config/', import.meta.url);
 const LOOK_MS = 5_000;
@@ -43,7 +44,7 @@ export function openOperatorFile<T>(
     try {
       const text = readFileSync(path, 'utf8');
       if (text.length > BYTES_MAX) throw new Error(`it is larger than ${BYTES_MAX} bytes`);
-      return d.read(JSON.parse(text));
+      return d.read(parseFile(text));
     } catch (error) {
       throw new Error(`${at === '' ? `config/${name}.json` : own}: ${(error as Error).message}`, {
         cause: error,

@@ -29,6 +29,8 @@ const SECRETS_IN_TEXT: readonly (readonly [string, RegExp, string])[] = [
     new RegExp(`${LINK_PATH}[A-Za-z0-9_-]{1,400}\\.[A-Za-z0-9_-]{43}`, 'g'),
     LINK_PATH + REDACTED,
   ],
+  // User and password of a URL, up to where its host begins.
+  ['://', /:\/\/[^\s/?#@"<>]{1,600}@/g, `://${REDACTED}@`],
   [
     PREFERENCE_PATH,
     new RegExp(`${PREFERENCE_PATH}[A-Za-z0-9_-]{60,140}`, 'g'),
@@ -103,7 +105,9 @@ class Writer {
     else if (SECRET_KEY.test(key)) this.#text(REDACTED);
     else if (isAttachment && key === 'content') this.#text(this.#describeContent(value));
     else if (typeof value === 'string') {
-      this.#text(isAttachment ? this.#ofAttachment(value, key) : this.#clean(value, key));
+      const isUrl = key === 'endpoint' && depth <= 1;
+      const shown = isUrl ? withoutCredentials(value) : value;
+      this.#text(isAttachment ? this.#ofAttachment(value, key) : this.#clean(shown, key));
     } else if (depth > DEPTH_MAX) this.#text('[too deep]');
     else if (Array.isArray(value)) this.#list(value, around(key, parent), depth);
     else if (typeof value === 'object') this.#object(value, around(key, parent), depth);

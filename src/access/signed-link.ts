@@ -56,9 +56,9 @@ export function createSignedLinks(d: {
     open(token) {
       if (!TOKEN.test(token)) return null;
       const [payload, mac] = token.split('.') as [string, string];
-      const given = Buffer.from(mac, 'base64url');
-      const right = macOf(payload);
-      if (given.length !== right.length || !timingSafeEqual(given, right)) return null;
+      // As text: unused bits of the last character may say anything, and one token has one spelling.
+      const right = Buffer.from(macOf(payload).toString('base64url'));
+      if (!timingSafeEqual(Buffer.from(mac), right)) return null;
       const fields = Buffer.from(payload, 'base64url').toString().split(' ');
       const [kind, tenantId, id, partId, expires] = fields as [LinkKind, ...string[]];
       if (!linkKinds.includes(kind) || Number(expires) * 1_000 <= d.now().getTime()) return null;

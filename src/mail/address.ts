@@ -118,8 +118,10 @@ export function formatMailbox(mailbox: Pick<Mailbox, 'name' | 'address'>): strin
  * What does not parse is returned trimmed and in lower case.
  */
 export function normalizedAddress(address: string): string {
-  const parsed = parseAddress(address.trim(), null, address);
-  const known = parsed.ok ? parsed.mailbox.address : address.trim();
+  const bare = address.trim();
+  // Fields of received mail come here, of any length.
+  const parsed = bare.length > mailboxCharsMax ? null : parseAddress(bare, null, address);
+  const known = parsed?.ok === true ? parsed.mailbox.address : bare;
   return known.toLowerCase().normalize('NFC');
 }
 
@@ -239,16 +241,17 @@ function parseName(text: string): ParsedName {
 }
 
 function formatName(name: string): string {
-  if (name.includes('=?')) return encodedPhrase.test(name) ? name : encodePhrase(name);
+  if (name.includes('=?')) return isEncoded(name) ? name : encodePhrase(name);
   if (name.length > nameWordMax || !isAscii(name)) return encodePhrase(name);
   return atomPhrase.test(name) ? name : quote(name);
 }
 
 /** RFC 5322 §3.2.3: a phrase of atoms needs no quotes. A dot there is obsolete syntax, so it gets them. */
 const atomPhrase = /^[A-Za-z0-9!#$%&'*+\-/=?^_`{|}~]+(?: [A-Za-z0-9!#$%&'*+\-/=?^_`{|}~]+)*$/;
-/** Names that came encoded already, in the alphabet of RFC 2047 §5 (3), are not encoded again. */
-const encodedWord = '=\\?[A-Za-z0-9-]{1,20}\\?[BbQq]\\?[A-Za-z0-9!*+\\-/=_]{1,47}\\?=';
-const encodedPhrase = new RegExp(`^${encodedWord}(?: ${encodedWord})*$`);
+/** Names that came encoded already, in the alphabet of RFC 2047 §5 (3), are not encoded again; §2: 75 characters a word. */
+const encodedWord = /^=\?[A-Za-z0-9-]{1,20}\?[BbQq]\?[A-Za-z0-9!*+\-/=_]+\?=$/;
+const isEncoded = (name: string): boolean =>
+  name.split(' ').every((word) => word.length <= 75 && encodedWord.test(word));
 
 function quote(content: string): string {
   return `"${content.replace(/["\\]/g, '\\$&')}"`;

@@ -67,6 +67,7 @@ export const causeTexts = {
     'This server takes the mail of the recipient domain itself, and its inbound listener is off.',
   egress_unusable:
     'The address that mail is to leave from is none of this machine; the operator has been told.',
+  store_unavailable: 'The store of large messages did not answer; nothing was sent.',
   internal: 'A fault of this server; the operator has been told.',
 } as const;
 export type Cause = keyof typeof causeTexts;

@@ -100,7 +100,7 @@ const AWAY_SUBJECT =
   /^\s*(?:re: )?(?:auto(?:matic)?[ -]?(?:reply|response|mat)|auto:|out of (?:the )?office|vacation|abwesen|on leave|away from)/i;
 
 const ADDRESS =
-  /(?:^|[\s<("':;=[])([^\s<>()[\]",;:@=']{1,64}@[A-Za-z0-9][A-Za-z0-9.-]{0,252}[A-Za-z0-9])/;
+  /(?:^|[\s<("':;=[])([^\s\p{Cc}<>()[\]",;:@=']{1,64}@[A-Za-z0-9][A-Za-z0-9.-]{0,252}[A-Za-z0-9])/u;
 const STATUS = /(?:^|[\s#(:[])([45]\.\d{1,3}\.\d{1,3})(?![.\d])/;
 const REPLY = /(?:^|[\s:;>("'])([45]\d\d)(?:[ -](?=\S)|$)/;
 

@@ -63,7 +63,7 @@ const RETURNED_TYPES = [
 ];
 
 // oxlint-disable-next-line no-control-regex -- encoded parts may hold what no log and no database takes
-const CONTROLS = /[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]/g;
+const CONTROLS = /[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\r(?!\n)/g;
 
 /** The report that this message is, or null. */
 export function readReport(raw: Buffer): Report | null {

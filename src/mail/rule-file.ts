@@ -4,6 +4,18 @@ import { BlockList, isIP } from 'node:net';
 export const isObject = (value: unknown): value is Record<string, unknown> =>
   typeof value === 'object' && value !== null && !Array.isArray(value);
 
+/** The file as JSON. Throws an Error that repeats none of it: an operator's files may hold passwords. */
+export function parseFile(text: string): unknown {
+  try {
+    return JSON.parse(text);
+  } catch (error) {
+    // Node shows what stands around the fault.
+    const why = (error as Error).message.replace(/, (?:\.{3})?"[\s\S]* is not valid JSON$/, '');
+    // oxlint-disable-next-line preserve-caught-error -- a log shows causes, too
+    throw new Error(`it is not valid JSON: ${why}`);
+  }
+}
+
 /** A pattern without regard to case; null when it is no regular expression. */
 export function compile(text: string): RegExp | null {
   try {

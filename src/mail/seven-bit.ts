@@ -128,8 +128,10 @@ function plainLeaf(
   }
   const content = decodeBody(about.body, part.encoding);
   if (content === null) {
+    // Into a reply: printable ASCII only.
+    const shown = part.encoding.slice(0, 40).replace(/[^ -~]/g, '?');
     throw unfit(
-      `A part in the encoding "${part.encoding.slice(0, 40)}" has 8-bit text or lines of more than 998 octets`,
+      `A part in the encoding "${shown}" has 8-bit text or lines of more than 998 octets`,
     );
   }
   if (part.type.startsWith('multipart/')) {

@@ -117,7 +117,7 @@ function addressOf(content: string, host: string): string | null {
 
 /** What stands before the last `@`, or all of it. */
 function localOf(given: string): string {
-  if (given.startsWith('"')) return /^"(?:[^"\\]|\\.)*"/su.exec(given)?.[0] ?? given;
+  if (given.startsWith('"')) return /^("(?:[^"\\]|\\.)*")(?:@|$)/su.exec(given)?.[1] ?? given;
   const at = given.lastIndexOf('@');
   return at === -1 ? given : given.slice(0, at);
 }

@@ -8,8 +8,8 @@ import { domainToASCII, domainToUnicode } from 'node:url';
 export function plainField(field: string): string | null {
   const colon = field.indexOf(':');
   const value = withoutComments(field.slice(colon + 1).replace(/\r?\n/g, ''));
-  // Outside quotes only: every second piece is a quoted string.
-  const pieces = value?.split(/("(?:[^"\\]|\\.)*")/su) ?? [];
+  // Outside quotes only: every second piece is a quoted string, or a character that is none for its backslash.
+  const pieces = value?.split(/(\\.|"(?:[^"\\]|\\.)*")/su) ?? [];
   const plain = pieces
     .map((piece, at) =>
       at % 2 === 1 ? piece : piece.replace(/(?<![ \t])[ \t]*([.@])[ \t]*/g, '$1'),
