@@ -7,7 +7,7 @@ import { startWebhooks } from './compose-webhooks.ts';
 import type { Config } from './config.ts';
 import { startTurns, type Turns } from './jobs/turns.ts';
 import type { Logger } from './log.ts';
-import { openDiskBlobs } from './store/blob.ts';
+import type { BlobStore } from './store/blob.ts';
 import type { Store } from './store/orm.ts';
 
 /** There is something to do. */
@@ -29,7 +29,7 @@ export function startAudienceLoops(
   d: {
     readonly store: Store;
     readonly log: Logger;
-    readonly blobFolder: string;
+    readonly blobs: BlobStore;
     /** The master secret. */
     readonly secret: string;
     readonly verbs: ReturnType<typeof composeVerbs>;
@@ -61,10 +61,10 @@ export function startAudienceLoops(
 function startImports(d: {
   readonly store: Store;
   readonly log: Logger;
-  readonly blobFolder: string;
+  readonly blobs: BlobStore;
 }): Turns {
-  const { store, log } = d;
-  const importer = createImporter({ store, log, blobs: openDiskBlobs(d.blobFolder) });
+  const { store, log, blobs } = d;
+  const importer = createImporter({ store, log, blobs });
   const turns = startTurns({ name: 'imports', log, turn: () => importer.turn() });
   return {
     nudge: () => turns.nudge(),

@@ -1,9 +1,10 @@
 // Builds a delivery worker from plain values: part of the composition root, shared by the main process
 // (MAILSTEAD_WORKERS=0) and the worker processes, which get the values over IPC.
 import { readFileSync } from 'node:fs';
+import { openBlobs, type BlobPlace } from './compose-blobs.ts';
 import { composeTlsPolicies } from './compose-tls.ts';
 import { trackingTokens } from './compose-tracking.ts';
-import type { Config } from './config.ts';
+import { isWhole, type Config } from './config.ts';
 import { readDeliveryPolicy, type DeliveryPolicy } from './delivery/egress.ts';
 import type { HomeListener, Smarthost } from './delivery/next-hop.ts';
 import { readProviders } from './delivery/providers.ts';
@@ -22,7 +23,6 @@ import { ownAddresses } from './own-addresses.ts';
 import type { OutcomePolicy } from './queue/outcome-policy.ts';
 import type { Waiting } from './queue/settle.ts';
 import { startFetcher, type Fetcher, type FetcherOptions } from './sending/fetcher.ts';
-import { openDiskBlobs } from './store/blob.ts';
 import { openStore } from './store/orm.ts';
 import { processStartTime } from './store/process.ts';
 import { deriveKey } from './store/seal.ts';
@@ -34,7 +34,7 @@ export interface DeliverySetup {
   readonly sinkPort: number | null;
   readonly home: HomeListener;
   readonly journalFolder: string;
-  readonly blobFolder: string;
+  readonly blobs: BlobPlace;
   /** Where an operator's own files lie (operator-files.ts). */
   readonly configFolder: string;
   readonly hostname: string;
@@ -45,8 +45,8 @@ export interface DeliverySetup {
   readonly retryScheduleMs: readonly number[];
   readonly logLevel: string;
   readonly mode: 'development' | 'production';
-  /** Processes that share the limits of mail providers. */
-  readonly workers: number;
+  /** Every role that makes mail ready runs in this appliance process, and nudges. */
+  readonly isTold: boolean;
 }
 
 const CONNECTIONS_MAX = 6;
@@ -60,7 +60,7 @@ export function describeDelivery(
   config: Config,
 ): Omit<
   DeliverySetup,
-  'databaseUrl' | 'secret' | 'sinkPort' | 'home' | 'journalFolder' | 'blobFolder' | 'configFolder'
+  'databaseUrl' | 'secret' | 'sinkPort' | 'home' | 'journalFolder' | 'blobs' | 'configFolder'
 > {
   return {
     hostname: config.hostname,
@@ -71,7 +71,7 @@ export function describeDelivery(
     retryScheduleMs: config.retryScheduleMs,
     logLevel: config.logLevel,
     mode: config.mode,
-    workers: Math.max(1, config.workers),
+    isTold: isWhole(config.roles),
   };
 }
 
@@ -117,13 +117,12 @@ export interface RunningWorker {
 
 /** The fetcher of attachments, for the main process: one is enough, however many workers deliver. */
 export async function composeFetcher(
-  setup: Pick<DeliverySetup, 'dnsServers' | 'privateHosts' | 'blobFolder' | 'secret'>,
-  d: Pick<FetcherOptions, 'store' | 'log' | 'spoolFolder' | 'onReady'>,
+  setup: Pick<DeliverySetup, 'dnsServers' | 'privateHosts' | 'secret'>,
+  d: Pick<FetcherOptions, 'store' | 'log' | 'blobs' | 'spoolFolder' | 'onReady'>,
 ): Promise<Fetcher> {
   const resolver = createResolver({ servers: setup.dnsServers });
   const fetcher = await startFetcher({
     ...d,
-    blobs: openDiskBlobs(setup.blobFolder),
     resolver,
     guard: createAddressGuard({ allow: setup.privateHosts, ownAddresses }),
     trackingTokens: trackingTokens(setup.secret),
@@ -179,16 +178,16 @@ export async function composeDelivery(
     log: d.log,
     journalFolder: setup.journalFolder,
     processStartTime: processStartTime(process.pid),
+    isTold: setup.isTold,
     retryScheduleMs: setup.retryScheduleMs,
     random: Math.random,
     providers: providers.current,
-    workers: setup.workers,
     watch,
     outcomes: () => outcomesOf(policy.current()),
     onLost: d.onLost,
     onWaiting: d.onWaiting,
     attempts: {
-      blobs: openDiskBlobs(setup.blobFolder),
+      blobs: openBlobs(setup.blobs),
       signerOf: domains.signer,
       signerByName: domains.signerByName,
       sign: (message, { keys }, signedAt) =>

@@ -21,6 +21,8 @@ export function composeDomains(d: {
   readonly store: Store;
   readonly sealingKey: Buffer;
   readonly firstTenantId: string;
+  /** See DomainDependencies. */
+  readonly certificateFault?: () => string | null;
 }): ComposedDomains {
   const { config } = d;
   const resolver = createResolver({ servers: config.dnsServers, keepsAnswers: false });
@@ -37,6 +39,7 @@ export function composeDomains(d: {
     },
     now: () => new Date(),
     onReceivingEnd: endRules,
+    ...(d.certificateFault === undefined ? {} : { certificateFault: d.certificateFault }),
     isAssumed: (tenantId: string | null, name: string) =>
       isDevelopment &&
       (name === HOME_DOMAIN

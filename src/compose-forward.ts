@@ -7,7 +7,7 @@ import { createSealer } from './receiving/forward-seal.ts';
 import { startForwarder, type Forwarder } from './receiving/forwarder.ts';
 import type { ReceivingPolicy } from './receiving/policy.ts';
 import { FORWARD_POOL } from './sending/forward.ts';
-import { openDiskBlobs } from './store/blob.ts';
+import type { BlobStore } from './store/blob.ts';
 import type { Store } from './store/orm.ts';
 import { deriveKey } from './store/seal.ts';
 
@@ -23,7 +23,7 @@ export function composeForwarder(
   d: {
     readonly store: Store;
     readonly log: Logger;
-    readonly blobFolder: string;
+    readonly blobs: BlobStore;
     readonly policy: () => ReceivingPolicy;
     readonly secret: string;
     readonly sealingKey: Buffer;
@@ -37,7 +37,7 @@ export function composeForwarder(
   return startForwarder({
     store,
     log,
-    blobs: openDiskBlobs(d.blobFolder),
+    blobs: d.blobs,
     domains,
     laneOf: laneFor(config.delivery, () => FORWARD_POOL),
     lifetimeMs: config.messageLifetimeMs,

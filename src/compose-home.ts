@@ -6,7 +6,7 @@ import type { Logger } from './log.ts';
 import { reportFailedForwards, type ReportsPlace } from './receiving/forward-reports.ts';
 import { runReplays } from './receiving/replay-turns.ts';
 import { FORWARD_POOL } from './sending/forward.ts';
-import { openDiskBlobs } from './store/blob.ts';
+import type { BlobStore } from './store/blob.ts';
 import type { Store } from './store/orm.ts';
 
 /** Between two looks at forwards whose authors may have to be told. */
@@ -26,7 +26,7 @@ export function startHomeLoops(
   d: {
     readonly store: Store;
     readonly log: Logger;
-    readonly blobFolder: string;
+    readonly blobs: BlobStore;
     /** Deliveries became ready. */
     readonly onReady: () => void;
     /** Forwards were put in line. */
@@ -37,7 +37,7 @@ export function startHomeLoops(
   const parts = {
     store: d.store,
     log: d.log,
-    blobs: openDiskBlobs(d.blobFolder),
+    blobs: d.blobs,
     now: () => new Date(),
     laneOf: laneFor(config.delivery, () => FORWARD_POOL),
     lifetimeMs: config.messageLifetimeMs,

@@ -27,7 +27,7 @@ import { FORWARD_POOL } from './sending/forward.ts';
 import { createCopyWriter } from './receiving/store-copies.ts';
 import { isReturnPathDomain, readReturnPath, takeReport } from './receiving/returned.ts';
 import { startMx, type MxListener } from './smtp/mx.ts';
-import { openDiskBlobs } from './store/blob.ts';
+import type { BlobStore } from './store/blob.ts';
 import type { Store } from './store/orm.ts';
 import type { CertificateSource } from './tls-certificate.ts';
 
@@ -44,7 +44,7 @@ export async function composeMx(
     readonly store: Store;
     readonly log: Logger;
     readonly dataDir: string;
-    readonly blobFolder: string;
+    readonly blobs: BlobStore;
     readonly policy: () => ReceivingPolicy;
     /** A message was stored that is to be forwarded. */
     readonly onForwards: () => void;
@@ -57,13 +57,12 @@ export async function composeMx(
   },
 ): Promise<Listening<MxListener>> {
   if (!config.roles.has('mx')) return { listener: null, missing: null };
-  const { store, log, bounceRules, policy } = d;
+  const { store, log, bounceRules, policy, blobs } = d;
   const spoolFolder = join(d.dataDir, 'mx-spool');
   // What a crash left: none of it was accepted.
   await rm(spoolFolder, { recursive: true, force: true });
   const resolver = createResolver({ servers: config.dnsServers, asksOddNames: true });
   const guard = createAddressGuard({ allow: [], ownAddresses });
-  const blobs = openDiskBlobs(d.blobFolder);
   const parse = createParser({ readingMaxMs: READ_AT_ONCE_MS, waitingMaxMs: READ_AT_ONCE_MS });
   const returnPaths = { keys: returnPathKeys(d.secret), hostname: config.hostname };
   const homeDomain = config.mode === 'development' ? HOME_DOMAIN : null;

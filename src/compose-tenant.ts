@@ -39,17 +39,24 @@ export async function prepareFirstTenant(d: {
 }
 
 async function ensureHomeDomain(store: Store, tenantId: string, sealingKey: Buffer): Promise<void> {
-  const { rows } = await store.pool.query(
-    'select 1 from sending_domain where tenant_id = $1 and name = $2',
-    [tenantId, HOME_DOMAIN],
-  );
-  if (rows.length > 0) return;
+  const isThere = async (): Promise<boolean> => {
+    const { rowCount } = await store.pool.query(
+      'select 1 from sending_domain where tenant_id = $1 and name = $2',
+      [tenantId, HOME_DOMAIN],
+    );
+    return rowCount === 1;
+  };
+  if (await isThere()) return;
   const keys = await generateDkimKeys();
-  await store.transact((client) =>
-    createDomain(
-      client,
-      { tenantId, name: HOME_DOMAIN, status: 'verified', receiving: true },
-      { sealingKey, keys },
-    ),
-  );
+  try {
+    await store.transact((client) =>
+      createDomain(
+        client,
+        { tenantId, name: HOME_DOMAIN, status: 'verified', receiving: true },
+        { sealingKey, keys },
+      ),
+    );
+  } catch (error) {
+    if (!(await isThere())) throw error; // else another process was first
+  }
 }

@@ -20,7 +20,7 @@ import { poolOf, type DeliveryPolicy } from './delivery/egress.ts';
 import { laneFor } from './delivery/next-hop.ts';
 import type { DomainVerbs } from './domains/domains.ts';
 import { createDomainLookup, type DomainLookup } from './domains/lookup.ts';
-import type { Verbs } from './http/verbs.ts';
+import type { DoctorVerbs, Verbs } from './http/verbs.ts';
 import type { Logger } from './log.ts';
 import { createGroupCommit } from './queue/group-commit.ts';
 import { SCHEDULE_LANE } from './queue/schedule.ts';
@@ -53,7 +53,7 @@ import { findEmail, listEmails } from './sending/read.ts';
 import { releaseGivenUp } from './sending/release.ts';
 import { cancelScheduled, moveScheduled } from './sending/scheduled.ts';
 import { submitMessage, type Submission } from './sending/submit.ts';
-import { openDiskBlobs } from './store/blob.ts';
+import type { BlobStore } from './store/blob.ts';
 import { newId } from './store/id.ts';
 import type { Store } from './store/orm.ts';
 import { deriveKey } from './store/seal.ts';
@@ -70,7 +70,7 @@ export interface VerbParts {
   readonly config: Config;
   readonly log: Logger;
   readonly store: Store;
-  readonly blobFolder: string;
+  readonly blobs: BlobStore;
   /** Where an operator's own files lie (operator-files.ts). */
   readonly configFolder: string;
   /** What config/delivery.json says now. */
@@ -88,6 +88,7 @@ export interface VerbParts {
   /** Deliveries now wait for a time. */
   readonly onWaiting: (waiting: readonly Waiting[]) => void;
   readonly domains: DomainVerbs;
+  readonly doctor: DoctorVerbs;
   /** There is something to do for these loops. */
   readonly audience: AudienceNudges;
   readonly hasSink: boolean;
@@ -122,9 +123,8 @@ const REPORT_LIFETIME_MAX_MS = 24 * 3_600_000;
 export function composeVerbs(
   d: VerbParts,
 ): Verbs & SubmissionVerb & OwnMailVerb & VerbsStop & FanOutVerb {
-  const { config, store } = d;
+  const { config, store, blobs } = d;
   const commit = createGroupCommit(store.pool);
-  const blobs = openDiskBlobs(d.blobFolder);
   const now = (): Date => new Date();
   const onPlanned = (...dueAts: readonly Date[]): void =>
     d.onWaiting(dueAts.map((dueAt) => ({ lane: SCHEDULE_LANE, dueAt })));
@@ -193,6 +193,7 @@ export function composeVerbs(
     readTrace: (caller, id) =>
       readTrace(store, caller.tenantId, id, { isOperator: queue.isOperator(caller) }),
     queue,
+    doctor: d.doctor,
     receiving: createReceivingVerbs({ store, blobs }),
     receivingRoutes: {
       ...createRouteVerbs(store, now),

@@ -9,6 +9,7 @@
 import { isIP } from 'node:net';
 import { resolve } from 'node:path';
 import {
+  blobStore,
   duration,
   isCidr,
   isDnsName,
@@ -32,9 +33,11 @@ const DNS_SERVERS_MAX = 16;
 const PRIVATE_HOSTS_MAX = 100;
 const RETRY_DELAYS_MAX = 50;
 const WORKERS_MAX = 256;
-const ROLES = ['api', 'mx', 'submission', 'delivery', 'jobs'] as const;
+export const ROLES = ['api', 'mx', 'submission', 'delivery', 'jobs'] as const;
 
 type Role = (typeof ROLES)[number];
+/** A process without one of them is not the whole of an appliance. */
+const NEVER_ALONE_WITHOUT: readonly Role[] = ['api', 'delivery', 'jobs'];
 
 export interface Config {
   readonly mode: Mode;
@@ -58,7 +61,9 @@ export interface Config {
   readonly submissionPort: number;
   /** 0: any free port. */
   readonly submissionsPort: number;
-  /** Absolute path; null, together with tlsKey: self-signed, and no submission in production. */
+  /** 0: any free port. */
+  readonly metricsPort: number;
+  /** Absolute path; null, together with tlsKey: what was ordered (config/tls.json), or self-signed. */
   readonly tlsCert: string | null;
   readonly tlsKey: string | null;
   /** Null: generate the first tenant's key. */
@@ -95,13 +100,11 @@ export class ConfigError extends Error {
   }
 }
 
-/** Keys that come into Config when their row loses its `notYet`. */
-type KeyNotYet = 'metricsPort';
+/** Whether no other process of the appliance needs to run. */
+export const isWhole = (roles: Config['roles']): boolean => ROLES.every((role) => roles.has(role));
 
 /** In the order of the reference; a row may use the value of one above it. */
-const SETTINGS: { readonly [K in keyof Config]: Setting<NonNullable<Config[K]>> } & {
-  readonly [K in KeyNotYet]: Setting<unknown> & { readonly notYet: true };
-} = {
+const SETTINGS: { readonly [K in keyof Config]: Setting<NonNullable<Config[K]>> } = {
   mode: {
     name: 'MAILSTEAD_MODE',
     kind: oneOf(['development', 'production']),
@@ -199,26 +202,26 @@ const SETTINGS: { readonly [K in keyof Config]: Setting<NonNullable<Config[K]>> 
   },
   metricsPort: {
     name: 'MAILSTEAD_METRICS_PORT',
-    kind: port,
+    kind: wholeNumber(0, 65_535),
     default: '9464',
-    notYet: true,
-    meaning: 'Prometheus; on loopback only in development.',
+    meaning:
+      'Prometheus: `GET /metrics`, without a key; on loopback only in development, 0 picks a free port.',
   },
   tlsCert: {
     name: 'MAILSTEAD_TLS_CERT',
     kind: { allowed: 'the path of a PEM file', parse: (value) => resolve(value) },
     example: '/tls/fullchain.pem',
     default: null,
-    absent: 'self-signed',
+    absent: 'ordered or self-signed',
     meaning:
-      'Certificate chain; without it there is no submission in production. Read again when it changes.',
+      'Certificate chain. Without it one is ordered where config/tls.json says so, else there is no submission in production. Read again when it changes.',
   },
   tlsKey: {
     name: 'MAILSTEAD_TLS_KEY',
     kind: { allowed: 'the path of a PEM file', parse: (value) => resolve(value) },
     example: '/tls/key.pem',
     default: null,
-    absent: 'self-signed',
+    absent: 'ordered or self-signed',
     meaning: 'Private key of the certificate. Read again when it changes.',
   },
   apiKey: {
@@ -328,12 +331,11 @@ const SETTINGS: { readonly [K in keyof Config]: Setting<NonNullable<Config[K]>> 
   },
   blobStore: {
     name: 'MAILSTEAD_BLOB_STORE',
-    kind: matching('`disk`, or `s3://bucket?endpoint=...&region=...`', (value) =>
-      /^disk$|^s3:\/\/\S+$/.test(value),
-    ),
+    kind: blobStore,
     default: 'disk',
-    notYet: ['s3'],
-    meaning: 'Where large messages are kept; `disk` = in the data folder.',
+    secret: true,
+    meaning:
+      'Where large messages are kept; `disk` = in the data folder. Without a user in the URL, the key of a bucket is looked for where the AWS SDK looks: `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`, its files, the role of the machine.',
   },
   logLevel: {
     name: 'MAILSTEAD_LOG_LEVEL',
@@ -364,24 +366,20 @@ export function loadConfig(
     if ('problem' in read) problems.push(read.problem);
     else if (setting.notYet !== true) values[key] = read.value;
   }
-  const { delivery, mode, roles, smarthostUrl, tlsCert, tlsKey } = values;
-  if (roles instanceof Set && roles.has('delivery') && !roles.has('api')) {
+  const { delivery, roles, smarthostUrl, tlsCert, tlsKey } = values;
+  // Without these another process must do the rest of the work, on the same rows and with the same keys.
+  const absent = NEVER_ALONE_WITHOUT.filter((role) => roles instanceof Set && !roles.has(role));
+  for (const key of absent.length === 0 ? [] : (['databaseUrl', 'secret'] as const)) {
+    if (values[key] !== null) continue;
+    const { name } = SETTINGS[key];
     problems.push(
-      'MAILSTEAD_ROLES names `delivery` without `api`; in this release they belong in one process, because large messages pass between them on disk.',
+      `${name} is needed where MAILSTEAD_ROLES leaves out ${absent.map((role) => `\`${role}\``).join(', ')}: processes of one appliance share it.`,
     );
   }
   if ((tlsCert === null) !== (tlsKey === null) && tlsCert !== undefined && tlsKey !== undefined) {
     const [has, lacks] = tlsKey === null ? ['CERT', 'KEY'] : ['KEY', 'CERT'];
     problems.push(
       `MAILSTEAD_TLS_${has} is set, which needs MAILSTEAD_TLS_${lacks} to be set as well.`,
-    );
-  }
-  // Named, it is meant; by default it waits for a certificate (docs/operations.md).
-  const namesRoles = `${env['MAILSTEAD_ROLES'] ?? ''}${env['MAILSTEAD_ROLES_FILE'] ?? ''}` !== '';
-  const wantsSubmission = namesRoles && roles instanceof Set && roles.has('submission');
-  if (mode === 'production' && wantsSubmission && tlsCert === null) {
-    problems.push(
-      'MAILSTEAD_ROLES names `submission`, which in production needs MAILSTEAD_TLS_CERT and MAILSTEAD_TLS_KEY to be set.',
     );
   }
   if (delivery === 'smarthost' && smarthostUrl === null) {
@@ -408,4 +406,20 @@ export function loadConfig(
 /** The settings of this process. Throws as loadConfig does. */
 export function readEnvironment(): Config {
   return loadConfig(process.env);
+}
+
+/**
+ * OpenTelemetry's packages read these by themselves, and would send what is meant for somebody else's receiver (headers, a
+ * token) to ours: config/telemetry.json alone says how traces are sent. Call it before they are used.
+ */
+export function forgetTracingVariables(): void {
+  for (const name of Object.keys(process.env)) {
+    if (name.startsWith('OTEL_')) delete process.env[name];
+  }
+}
+
+/** Whether the locale that a terminal works in is one without Unicode; one that is not set is taken for a modern one. */
+export function isTerminalAscii(env: NodeJS.ProcessEnv = process.env): boolean {
+  const locale = env['LC_ALL'] || env['LC_CTYPE'] || env['LANG'] || '';
+  return locale !== '' && !/utf-?8/i.test(locale);
 }

@@ -108,6 +108,35 @@ export function parseSmarthostUrl(value: string): URL | undefined {
   return sound && whole && credentials.every(isPercentEncoded) ? url : undefined;
 }
 
+/** `s3://[user:password@]bucket[/prefix][?endpoint=...&region=...]`, user and password percent-encoded. */
+function isBucketUrl(value: string): boolean {
+  const url = parseUrl(value, /^s3:\/\//);
+  if (url === undefined || url.hash !== '' || url.port !== '') return false;
+  const { hostname, pathname, searchParams, username, password } = url;
+  const isWhole = (username === '') === (password === '');
+  const isPlace =
+    /^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$/.test(hostname) &&
+    /^\/?$|^(\/[A-Za-z0-9_.-]{1,64}){1,8}\/?$/.test(pathname);
+  const names = [...searchParams.keys()];
+  const isKnown = names.every((name) => name === 'endpoint' || name === 'region');
+  const endpoint = searchParams.get('endpoint');
+  return (
+    isPlace &&
+    isWhole &&
+    [username, password].every(isPercentEncoded) &&
+    isKnown &&
+    new Set(names).size === names.length &&
+    (endpoint === null || parsePublicUrl(endpoint) !== undefined) &&
+    /^[a-z0-9-]{1,64}$/.test(searchParams.get('region') ?? 'none')
+  );
+}
+
+/** Where blobs are kept. */
+export const blobStore = matching(
+  '`disk`, or `s3://bucket?endpoint=...&region=...` (before the bucket perhaps `user:password@`, percent-encoded; after it perhaps `/prefix`)',
+  (value) => value === 'disk' || isBucketUrl(value),
+);
+
 export function isDnsServer(value: string): boolean {
   const [, bracketed, bare, portText] =
     /^(?:\[([0-9a-f:.]+)\]|([0-9.]+))(?::(\d+))?$/i.exec(value) ?? [];

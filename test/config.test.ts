@@ -41,6 +41,7 @@ accepted('development defaults', () => {
     mxPort: 2525,
     submissionPort: 2587,
     submissionsPort: 2465,
+    metricsPort: 9464,
     tlsCert: null,
     tlsKey: null,
     apiKey: null,
@@ -79,6 +80,8 @@ accepted('production changes exactly these', () => {
     rateLimit: { requests: 100, windowMs: 1000 },
   });
 });
+
+const SHARED = { DATABASE_URL: 'postgres://db.test/m', SECRET: 'x'.repeat(32) };
 
 const ACCEPTED: readonly (readonly [string, Env, Readonly<Record<string, unknown>>])[] = [
   [
@@ -140,15 +143,21 @@ const ACCEPTED: readonly (readonly [string, Env, Readonly<Record<string, unknown
     { retryScheduleMs: Array(50).fill(1000) },
   ],
   ['a rate', { RATE_LIMIT: '5/2m' }, { rateLimit: { requests: 5, windowMs: 120_000 } }],
-  ['fewer roles', { ROLES: 'delivery, api' }, { roles: ['delivery', 'api'] }],
+  ['fewer roles', { ROLES: 'jobs,delivery, api' }, { roles: ['jobs', 'delivery', 'api'] }],
+  ['roles apart', { ROLES: 'delivery', ...SHARED }, { roles: ['delivery'] }],
   [
     'a certificate',
     { TLS_CERT: 'a/cert.pem', TLS_KEY: '/key.pem' },
     { tlsCert: resolve('a/cert.pem'), tlsKey: '/key.pem' },
   ],
-  ['submission alone', { ROLES: 'submission' }, { roles: ['submission'] }],
+  ['submission alone', { ROLES: 'submission', ...SHARED }, { roles: ['submission'] }],
   ['no workers', { WORKERS: '0' }, { workers: 0 }],
   ['the disk', { BLOB_STORE: 'disk' }, { blobStore: 'disk' }],
+  ...[
+    's3://bucket',
+    's3://bucket/of/ours?region=eu-1',
+    's3://key:pass%2Fword@my.bucket?endpoint=http://127.0.0.1:9000&region=x',
+  ].map((url) => [url, { BLOB_STORE: url }, { blobStore: url }] as const),
   ['empty is absent', { HTTP_PORT: '', MX_PORT: '', ROLES: '', TYPO: '' }, { httpPort: 3000 }],
   ['names of the test suite', { TEST_ANYTHING: 'x', CORPORA: '/somewhere' }, { httpPort: 3000 }],
   ['a secret of 32 characters', { SECRET: 'x'.repeat(32) }, { secret: 'x'.repeat(32) }],
@@ -232,17 +241,13 @@ const REFUSED: readonly (readonly [name: string, value: string, says: RegExp])[]
   ['RATE_LIMIT', '0/1s', /"0\/1s"/],
   ['RATE_LIMIT', '1/1s/1s', /"1\/1s\/1s"/],
   ['ROLES', 'api,smtp', /comma list of `api`, `mx`/],
-  ['ROLES', 'delivery', /belong in one process/],
-  ['ROLES', 'jobs,delivery', /belong in one process/],
   ['WORKERS', '-1', /from 0 to 256/],
   ['WORKERS', '257', /from 0 to 256/],
-  ['BLOB_STORE', 's3://bucket?region=x', /names s3, not in this release.*`disk`/],
-  ['BLOB_STORE', 'tape', /"tape".*`disk`/],
   ['LOG_LEVEL', 'verbose', /`fatal`, .*`silent`/],
   ['MX_PORT', '65536', /from 0 to 65535/],
   ['SUBMISSION_PORT', 'smtp', /from 0 to 65535/],
   ['SUBMISSIONS_PORT', '-1', /from 0 to 65535/],
-  ['METRICS_PORT', '9464', /not in this release/],
+  ['METRICS_PORT', '65536', /from 0 to 65535/],
   ['TLS_CERT', '/cert.pem', /needs MAILSTEAD_TLS_KEY/],
   ['TLS_KEY', '/key.pem', /needs MAILSTEAD_TLS_CERT/],
   ['SECERT', SECRET, /is not a setting; did you mean MAILSTEAD_SECRET\?$/],
@@ -274,6 +279,13 @@ const BAD_SECRETS: readonly (readonly [name: string, value: string])[] = [
   ['SMARTHOST_URL', 'smtp://hunter2@relay.test'],
   ['SMARTHOST_URL', 'smtp://u:hunter2%@relay.test'],
   ['SMARTHOST_URL', 'smtp://u:hunter2@relay.test'],
+  ['BLOB_STORE', 'tape:hunter2'],
+  ['BLOB_STORE', 's3://hunter2@bucket'],
+  ['BLOB_STORE', 's3://u:hunter2%@bucket'],
+  ['BLOB_STORE', 's3://u:hunter2@b'],
+  ['BLOB_STORE', 's3://u:hunter2@bucket?endpiont=http://x'],
+  ['BLOB_STORE', 's3://u:hunter2@bucket?endpoint=ftp://x'],
+  ['BLOB_STORE', 's3://u:hunter2@bucket?region='],
 ];
 
 for (const [name, value] of BAD_SECRETS) {
@@ -305,13 +317,21 @@ refused('production needs three settings', () => {
   );
 });
 
-refused('submission that is asked for in production needs a certificate', () => {
-  const asked = { ...PRODUCTION, MAILSTEAD_ROLES: 'api,submission' };
-  assert.equal(problemsOf(asked), [
-    'MAILSTEAD_ROLES names `submission`, which in production needs MAILSTEAD_TLS_CERT and MAILSTEAD_TLS_KEY to be set.',
-  ]);
-  const files = { MAILSTEAD_TLS_CERT: '/c', MAILSTEAD_TLS_KEY: '/k' };
-  assert.equal(problemsOf({ ...asked, ...files }), []);
+refused('a part of an appliance shares its database and secret with the others', () => {
+  for (const [roles, absent] of [
+    ['delivery', '`api`, `jobs`'],
+    ['mx,submission', '`api`, `delivery`, `jobs`'],
+    ['api,mx,submission,jobs', '`delivery`'],
+  ]) {
+    assert.equal(
+      problemsOf(env({ ROLES: roles! })),
+      ['DATABASE_URL', 'SECRET'].map(
+        (name) =>
+          `MAILSTEAD_${name} is needed where MAILSTEAD_ROLES leaves out ${absent}: processes of one appliance share it.`,
+      ),
+    );
+    assert.equal(problemsOf(env({ ROLES: roles!, ...SHARED })), []);
+  }
 });
 
 refused('a smarthost URL where mail goes to the sink', () => {

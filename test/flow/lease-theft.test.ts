@@ -63,6 +63,7 @@ test('its results are fenced; at most one more copy, and that one is flagged', a
     onReady: () => undefined,
     pruneSink: () => Promise.resolve(),
     recheckDomains: () => Promise.resolve(),
+    examine: () => Promise.resolve(),
     sendTlsReports: () => Promise.resolve(),
     refreshStsPolicies: () => Promise.resolve(),
     greylistForgetAfterMs: () => 86_400_000,

@@ -39,6 +39,7 @@ test('SIGTERM while the database is waited for: not ready yet, and a quiet end',
     MAILSTEAD_MX_PORT: '0',
     MAILSTEAD_SUBMISSION_PORT: '0',
     MAILSTEAD_SUBMISSIONS_PORT: '0',
+    MAILSTEAD_METRICS_PORT: '0',
     MAILSTEAD_DATABASE_URL: `postgres://me:hunter2@127.0.0.1:${away}/x`,
   });
   await until(

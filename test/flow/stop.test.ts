@@ -57,6 +57,7 @@ test('a port in use is all that is said, and nothing was begun', async () => {
     MAILSTEAD_MX_PORT: '0',
     MAILSTEAD_SUBMISSION_PORT: '0',
     MAILSTEAD_SUBMISSIONS_PORT: '0',
+    MAILSTEAD_METRICS_PORT: '0',
   });
   assert.is(await second.ended, 1);
   assert.match(

@@ -1,5 +1,5 @@
 // The real appliance, in this process, on a fresh database, a temporary data directory and free ports.
-import { mkdir, mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { mkdir, mkdtemp, readFile, rm, symlink, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { startAppliance, type Appliance } from '../../src/appliance.ts';
@@ -59,6 +59,9 @@ export async function until<T>(
   }
 }
 
+/** By database: who starts later on it shares blobs and secret, as processes of one appliance do. */
+const firstDataDirs = new Map<string, string>();
+
 export const simpleEmail = {
   from: 'Ada <ada@mailstead.test>',
   to: 'ok@recipient.test',
@@ -77,6 +80,9 @@ export async function startApp(
   for (const [name, file] of Object.entries(files)) {
     await writeFile(join(dataDir, 'config', `${name}.json`), JSON.stringify(file));
   }
+  const first = firstDataDirs.get(settings['MAILSTEAD_DATABASE_URL'] ?? '');
+  if (first !== undefined) await symlink(join(first, 'blobs'), join(dataDir, 'blobs'));
+  const secretFile = join(first ?? dataDir, 'secrets/master');
   const complaints: string[] = [];
   const config = loadConfig({
     MAILSTEAD_MODE: 'development',
@@ -87,8 +93,12 @@ export async function startApp(
     MAILSTEAD_MX_PORT: '0',
     MAILSTEAD_SUBMISSION_PORT: '0',
     MAILSTEAD_SUBMISSIONS_PORT: '0',
+    MAILSTEAD_METRICS_PORT: '0',
     MAILSTEAD_WORKERS: '0',
     MAILSTEAD_RATE_LIMIT: '100000/1s',
+    ...(first === undefined || 'MAILSTEAD_SECRET' in settings
+      ? {}
+      : { MAILSTEAD_SECRET: (await readFile(secretFile, 'utf8')).trim() }),
     ...settings,
   });
   const log = createLogger({
@@ -98,6 +108,7 @@ export async function startApp(
     write: (line) => complaints.push(line),
   });
   const appliance = await startAppliance(config, log);
+  if (first === undefined) firstDataDirs.set(database.url, dataDir);
   const base = `http://127.0.0.1:${appliance.httpPort}`;
   const key = appliance.firstKey?.token ?? '';
 

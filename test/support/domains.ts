@@ -29,6 +29,8 @@ export interface Domains {
   /** What the verbs take for now. */
   readonly clock: { now: Date };
   readonly assumed: Set<string>;
+  /** What is wrong with the certificate of the inbound listener. */
+  readonly certificate: { fault: string | null };
   readonly lookup: DomainLookup;
   recheck(): Promise<number>;
   /** Moves the clock to when the domain is due and checks; the minutes that it took. */
@@ -49,6 +51,7 @@ export async function openDomains(): Promise<Domains> {
   });
   const clock = { now: new Date('2026-05-06T12:00:00.000Z') };
   const assumed = new Set<string>();
+  const certificate: { fault: string | null } = { fault: null };
   const sealingKey = Buffer.alloc(32, 7);
   const parts = {
     store,
@@ -57,6 +60,7 @@ export async function openDomains(): Promise<Domains> {
     place: { hostname: HOSTNAME, trackingHost: TRACKING_HOST },
     now: () => clock.now,
     onReceivingEnd: endRules,
+    certificateFault: () => certificate.fault,
     isAssumed: (_tenantId: string | null, name: string) => assumed.has(name),
   };
   const callerOf = (tenant: string): Caller => {
@@ -71,6 +75,7 @@ export async function openDomains(): Promise<Domains> {
     two: callerOf(otherId),
     clock,
     assumed,
+    certificate,
     lookup: createDomainLookup(store.pool, sealingKey),
     recheck,
     async recheckWhenDue(id) {

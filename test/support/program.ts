@@ -73,6 +73,7 @@ export async function createProgram(
         MAILSTEAD_MX_PORT: '0',
         MAILSTEAD_SUBMISSION_PORT: '0',
         MAILSTEAD_SUBMISSIONS_PORT: '0',
+        MAILSTEAD_METRICS_PORT: '0',
         MAILSTEAD_HTTP_HOST: '127.0.0.1',
         MAILSTEAD_API_KEY: API_KEY,
         MAILSTEAD_RATE_LIMIT: '1000000/1s',
@@ -158,6 +159,7 @@ export async function runProgram(settings: Record<string, string>): Promise<Run>
       MAILSTEAD_MX_PORT: '0',
       MAILSTEAD_SUBMISSION_PORT: '0',
       MAILSTEAD_SUBMISSIONS_PORT: '0',
+      MAILSTEAD_METRICS_PORT: '0',
       ...settings,
     },
   });

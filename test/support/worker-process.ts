@@ -73,14 +73,19 @@ export async function openWorkerBench(
       mkdirSync(folder, { recursive: true });
       const setup: DeliverySetup = {
         ...describeDelivery(
-          loadConfig({ ...own, MAILSTEAD_MODE: 'development', MAILSTEAD_DATA_DIR: app.dataDir }),
+          loadConfig({
+            ...own,
+            MAILSTEAD_MODE: 'development',
+            MAILSTEAD_DATA_DIR: app.dataDir,
+            MAILSTEAD_DATABASE_URL: app.databaseUrl,
+          }),
         ),
         databaseUrl: app.databaseUrl,
         secret: SECRET,
         sinkPort: null,
         home: { kind: 'elsewhere' },
         journalFolder: folder,
-        blobFolder: join(app.dataDir, 'blobs'),
+        blobs: { kind: 'disk', folder: join(app.dataDir, 'blobs') },
         configFolder: join(app.dataDir, 'config'),
         logLevel: 'silent',
       };

@@ -38,7 +38,7 @@ const FIRST_ID = '00000000-0000-0000-0000-000000000000';
 
 /** Reads all rows; ids grow with time, so `after` leaves out what an earlier round has held against. */
 export async function readLedger(
-  machine: Machine,
+  machine: Pick<Machine, 'query'>,
   about: {
     readonly tally: Pick<Tally, 'counts'>;
     readonly accepted: ReadonlySet<string>;

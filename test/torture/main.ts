@@ -12,6 +12,7 @@ import { join } from 'node:path';
 import { parseArgs } from 'node:util';
 import { killRows } from './kill.ts';
 import { broadcastKill } from './broadcast.ts';
+import { rolling } from './rolling.ts';
 import { killInbound } from './kill-inbound.ts';
 import { outageRows } from './outages.ts';
 import { peerRows } from './peers.ts';
@@ -32,6 +33,7 @@ const ROWS: readonly Row[] = [
   ...intruderRows,
   broadcastKill,
   webhookStorm,
+  rolling,
 ].toSorted((a, b) => a.number - b.number);
 const ROUNDS_MAX = 10_000;
 const EXIT = { SIGINT: 130, SIGTERM: 143, SIGHUP: 129 } as const;

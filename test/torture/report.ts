@@ -83,6 +83,11 @@ export const TESTS: readonly {
     title: 'webhook endpoints that fail, hang, are dead; kill -9 during a call',
     files: ['test/webhooks/calls.test.ts', 'test/webhooks/crash.test.ts'],
   },
+  {
+    number: 26,
+    title: 'rolling restart of several processes, a short one; a bucket that is away',
+    files: ['test/flow/rolling.test.ts', 'test/flow/bucket-away.test.ts'],
+  },
 ];
 
 export function renderReport(
