@@ -16,45 +16,59 @@ import {
   outcomesOf,
   type RunningWorker,
 } from './compose-delivery.ts';
+import { composeCertificates, type ComposedCertificates } from './compose-certificates.ts';
+import { composeDoctor } from './compose-doctor.ts';
 import { composeDomains } from './compose-domains.ts';
+import { blobPlaceOf, openOwnBlobs } from './compose-blobs.ts';
+import { Closers } from './closers.ts';
 import { composeForwarder } from './compose-forward.ts';
+import { findDegraded, findMissing } from './compose-health.ts';
 import { startHomeLoops } from './compose-home.ts';
 import { composeMx, openReceivingPolicy } from './compose-mx.ts';
 import { composeTlsReporter } from './compose-reports.ts';
-import { composeCertificate, composeSubmission } from './compose-submission.ts';
+import { composeSubmission } from './compose-submission.ts';
+import { startRetention } from './compose-retention.ts';
 import { composeStsRefresh } from './compose-tls.ts';
+import { composeTelemetry, readVersion, startTraces } from './compose-telemetry.ts';
 import { prepareFirstTenant, type FirstKey } from './compose-tenant.ts';
 import { composeVerbs } from './compose-verbs.ts';
-import type { Config } from './config.ts';
+import { isWhole, type Config } from './config.ts';
 import { keepPostgres, openWhenReady } from './database.ts';
 import type { HomeListener } from './delivery/next-hop.ts';
+import { opensKeys } from './domains/lookup.ts';
 import { createApp } from './http/app.ts';
-import { openFrontDoor } from './http/front-door.ts';
+import { openFrontDoor, type Answerer } from './http/front-door.ts';
+import { createHealthApp } from './http/health.ts';
 import { recoverLocalRuns, recoverProcess, startUpkeep, type Upkeep } from './jobs/upkeep.ts';
 import type { Logger } from './log.ts';
-import { readBlockedEgresses } from './queue/egress-state.ts';
 import type { OutcomePolicy } from './queue/outcome-policy.ts';
 import type { Waiting } from './queue/settle.ts';
 import { createSinkStore, pruneSink } from './receiving/sink-messages.ts';
 import { collectBlobs } from './sending/collect-blobs.ts';
 import { startSink } from './smtp/sink.ts';
-import { openDiskBlobs } from './store/blob.ts';
+import { keepWhileBackedUp } from './store/backup-lock.ts';
+import { checkSecret } from './store/appliance-facts.ts';
+import { startPresence } from './store/appliance-process.ts';
 import { openDataDir } from './store/data-dir.ts';
-import type { Store } from './store/orm.ts';
 import { deriveKey } from './store/seal.ts';
 import { startWorkers } from './workers.ts';
 
 export interface Appliance {
-  /** Null when this process does not run the API. */
-  readonly httpPort: number | null;
-  /** Where a program on this machine reaches the API; null as above. */
+  /** Of the API; of the probes alone when this process does not run it. */
+  readonly httpPort: number;
+  /** Where a program on this machine reaches the API; null when this process does not run it. */
   readonly localUrl: string | null;
   readonly publicUrl: string;
+  /** HTTPS, and challenges of certificate authorities (config/tls.json); null: off. */
+  readonly httpsPort: number | null;
+  readonly challengePort: number | null;
   /** Where inbound mail arrives; null when this process does not run the listener. */
   readonly mxPort: number | null;
   /** SMTP submission with STARTTLS and with implicit TLS; null when this process does not run it. */
   readonly submissionPort: number | null;
   readonly submissionsPort: number | null;
+  /** Where Prometheus asks; null: that port is off. */
+  readonly metricsPort: number | null;
   /** The first tenant's key where it is known: made now, or remembered in development mode. */
   readonly firstKey: FirstKey | null;
   readonly databaseUrl: string;
@@ -62,12 +76,9 @@ export interface Appliance {
 }
 
 const MESSAGE_MAX_BYTES = 64 * 1024 * 1024;
-/** Of a stop, all parts together; what is still busy then is left to the end of the process. */
-const STOP_MAX_MS = 25_000;
-/** What even the last part gets: the lock of the data directory should be released. */
-const STOP_STEP_MIN_MS = 500;
-const READY_TIMEOUT_MS = 2_000;
 const SECRET_BYTES = 32;
+/** What other processes put off or schedule has no alarm before the next sweep. */
+const SWEEP_APART_MS = 5_000;
 
 /** What the program wants to hear of, and how it ends a start that is under way. */
 export interface ApplianceHooks {
@@ -77,30 +88,6 @@ export interface ApplianceHooks {
   readonly onFatal?: (reason: string) => void;
   /** Aborts the start: startAppliance rejects when what was started is stopped. */
   readonly signal?: AbortSignal;
-}
-
-/** Undoes, newest first, whatever was started. */
-class Closers {
-  readonly #steps: (() => Promise<void>)[] = [];
-
-  add(step: () => Promise<void>): void {
-    this.#steps.push(step);
-  }
-
-  async run(log: Logger): Promise<void> {
-    const deadline = Date.now() + STOP_MAX_MS;
-    for (const step of this.#steps.splice(0).toReversed()) {
-      const leftMs = Math.max(STOP_STEP_MIN_MS, deadline - Date.now());
-      let timer: NodeJS.Timeout | undefined;
-      const late = new Promise<never>((_, reject) => {
-        timer = setTimeout(() => reject(new Error('it takes too long')), leftMs);
-      });
-      await Promise.race([step(), late]).catch((error: unknown) =>
-        log.error({ err: error }, 'a part did not stop well'),
-      );
-      clearTimeout(timer);
-    }
-  }
 }
 
 /** Resolves when every role of this process works. Stops what it started when one cannot. */
@@ -132,11 +119,13 @@ async function start(d: {
   };
   const bounceRules = loadBounceRules();
   // First of all: a port in use must not leave a database behind, nor a key that nobody has seen.
-  const door = config.roles.has('api')
-    ? await openFrontDoor({ port: config.httpPort, host: config.httpHost })
-    : null;
-  const closeDoor = (): Promise<void> => door?.close() ?? Promise.resolve();
+  const door = await openFrontDoor({ port: config.httpPort, host: config.httpHost });
+  let certificates: ComposedCertificates | null = null;
+  const closeDoor = async (): Promise<void> =>
+    void (await Promise.all([door.close(), certificates?.closeDoors()]));
   closers.add(closeDoor);
+  const telemetry = await composeTelemetry(config, log);
+  closers.add(() => telemetry.stop());
 
   const dataDir = await openDataDir(config.dataDir, { now: () => new Date() });
   closers.add(() => dataDir.release());
@@ -146,10 +135,13 @@ async function start(d: {
   const secret = config.secret ?? (await dataDir.secret('master', SECRET_BYTES));
   const folders = {
     journalFolder: join(dataDir.path, 'journal'),
-    blobFolder: join(dataDir.path, 'blobs'),
     configFolder: join(dataDir.path, 'config'),
   };
   for (const folder of Object.values(folders)) mkdirSync(folder, { recursive: true, mode: 0o700 });
+  const blobPlace = blobPlaceOf(config, dataDir.path);
+  const { configFolder } = folders;
+  const traces = await startTraces({ configFolder, hostname: config.hostname, name: 'main', log });
+  closers.add(() => traces.stop());
   const policy = openDeliveryPolicy(folders.configFolder, log);
   warnOfUnusedSmarthost(config, { spills: policy.current().spill.smarthost, log });
   closers.add(async () => policy.stop());
@@ -170,13 +162,16 @@ async function start(d: {
   const isOurs = config.databaseUrl === null;
   const store = await openWhenReady({ url: databaseUrl, isOurs, log, signal });
   closers.add(() => store.close());
+  const sealingKey = deriveKey(secret, 'dkim keys at rest');
+  await checkSecret(store.pool, secret, () => opensKeys(store.pool, sealingKey));
+  const ownBlobs = await openOwnBlobs(blobPlace, { pool: store.pool, log, signal });
+  const blobs = keepWhileBackedUp(ownBlobs, () => store.pool);
   const keyUsage = createKeyUsage({ pool: store.pool, log });
   closers.add(() => keyUsage.stop());
   const requestLog = createRequestLogWriter({ pool: store.pool, log });
   closers.add(() => requestLog.stop());
   const authenticate = createAuthenticator(store.pool, keyUsage.note);
   const limiter = createRateLimiter({ ...config.rateLimit, shared: { pool: store.pool, log } });
-  const sealingKey = deriveKey(secret, 'dkim keys at rest');
   const { firstKey, firstTenantId } = await prepareFirstTenant({
     config,
     store,
@@ -188,8 +183,31 @@ async function start(d: {
   const outcomes = (): OutcomePolicy => outcomesOf(policy.current());
   await recoverLocalRuns({ store, log, journalFolder: folders.journalFolder, outcomes });
 
-  const domains = composeDomains({ config, store, sealingKey, firstTenantId });
+  const tls = await composeCertificates(config, {
+    store,
+    log,
+    dataDir: dataDir.path,
+    configFolder: folders.configFolder,
+    secret,
+  });
+  certificates = tls;
+  closers.add(() => tls.stop());
+  const domains = composeDomains({
+    config,
+    store,
+    sealingKey,
+    firstTenantId,
+    certificateFault: tls.fault,
+  });
   closers.add(() => Promise.resolve(domains.close()));
+  const doctor = composeDoctor(config, {
+    store,
+    log,
+    blobs: ownBlobs,
+    dataDir: dataDir.path,
+    firstTenantId,
+  });
+  closers.add(() => doctor.stop());
   const hasSink = config.mode === 'development' || config.delivery === 'sink';
   const sink = hasSink
     ? await startSink({
@@ -227,16 +245,18 @@ async function start(d: {
       log,
       databaseUrl,
       mongodbUrl: config.mongodbUrl,
+      ...(isWhole(config.roles) ? {} : { sweepMs: SWEEP_APART_MS }),
       journalFolder: folders.journalFolder,
       outcomes,
       onReady: nudge,
       pruneSink: () => pruneSink(store),
       recheckDomains: domains.recheck,
+      examine: doctor.run,
       sendTlsReports: () => late.sendTlsReports(),
       refreshStsPolicies: stsRefresh.run,
       greylistForgetAfterMs: () => receivingPolicy.current().greylisting.forgetAfterMs,
       async collectBlobs() {
-        const removed = await collectBlobs(store, openDiskBlobs(folders.blobFolder), new Date());
+        const removed = await collectBlobs(store, blobs, new Date());
         if (removed > 0) log.info({ blobs: removed }, 'removed stored bytes that no row names');
       },
     });
@@ -245,12 +265,10 @@ async function start(d: {
   }
 
   signal.throwIfAborted();
-  const certificate = await composeCertificate(config, { dataDir: dataDir.path, log });
-  closers.add(async () => certificate.stop());
   const forwarder = composeForwarder(config, {
     store,
     log,
-    blobFolder: folders.blobFolder,
+    blobs,
     policy: receivingPolicy.current,
     secret,
     sealingKey,
@@ -260,7 +278,7 @@ async function start(d: {
   const homeLoops = startHomeLoops(config, {
     store,
     log,
-    blobFolder: folders.blobFolder,
+    blobs,
     onReady: nudge,
     onForwards: () => forwarder?.nudge(),
   });
@@ -270,14 +288,14 @@ async function start(d: {
     store,
     log,
     dataDir: dataDir.path,
-    blobFolder: folders.blobFolder,
+    blobs,
     policy: receivingPolicy.current,
     onForwards: () => forwarder?.nudge(),
     onReady: nudge,
     firstTenantId,
     secret,
     bounceRules,
-    certificate,
+    certificate: tls.source,
   });
   closers.add(async () => mx.listener?.stop());
   let isDelivering = (): boolean => true;
@@ -285,6 +303,7 @@ async function start(d: {
     const setup = {
       ...describeDelivery(config),
       ...folders,
+      blobs: blobPlace,
       databaseUrl,
       secret,
       sinkPort: sink?.port ?? null,
@@ -304,6 +323,7 @@ async function start(d: {
         count: config.workers,
         setup,
         log,
+        gathering: telemetry.gathering,
         onWaiting,
         onLost: (pid) =>
           recoverProcess({ store, log, journalFolder: folders.journalFolder, outcomes }, pid),
@@ -316,6 +336,7 @@ async function start(d: {
     const fetcher = await composeFetcher(setup, {
       store,
       log,
+      blobs,
       spoolFolder: join(dataDir.path, 'fetching'),
       onReady: nudge,
     });
@@ -328,18 +349,20 @@ async function start(d: {
   } else closers.add(closeDoor);
   signal.throwIfAborted();
 
-  const publicUrl = config.publicUrl.replace(/:0$/, `:${door?.port ?? 0}`);
+  const publicUrl = config.publicUrl.replace(/:0$/, `:${door.port}`);
   const verbs = composeVerbs({
     requestLog,
     config,
     log,
     store,
     ...folders,
+    blobs,
     policy: policy.current,
     secret,
     sealingKey,
     firstTenantId,
     domains: domains.verbs,
+    doctor: doctor.verbs,
     publicUrl,
     nudge,
     onReplay: () => homeLoops?.nudgeReplays(),
@@ -355,7 +378,7 @@ async function start(d: {
   const audience = startAudienceLoops(config, {
     store,
     log,
-    blobFolder: folders.blobFolder,
+    blobs,
     secret,
     verbs,
   });
@@ -366,35 +389,63 @@ async function start(d: {
     : null;
   if (reporter !== null) late.sendTlsReports = () => reporter.run();
   closers.add(async () => reporter?.stop());
+  const retention = startRetention(config, { store, blobs, log, ...folders });
+  closers.add(async () => retention?.stop());
   const submission = await composeSubmission(config, {
     authenticate,
     limiter,
     submit: verbs.submitMessage,
     log,
     dataDir: dataDir.path,
-    certificate,
+    certificates: tls,
   });
-  closers.add(async () => submission.listener?.stop());
-  if (door !== null) {
-    const closed = [submission.missing, mx.missing].filter((missing) => missing !== null);
-    const answer = createApp({
+  closers.add(() => submission.stop());
+  let answer: Answerer | null = null;
+  const missing = async () => [
+    ...[submission.missing, mx.missing].filter((one) => one !== null),
+    ...(await findMissing(store, isDelivering)),
+  ];
+  telemetry.watch({ store, dataDir: dataDir.path, certificate: tls.source.current, missing });
+  const degraded = async () => [
+    ...(submission.waiting === null ? [] : [submission.waiting]),
+    ...(await findDegraded(store)),
+  ];
+  const hasApi = config.roles.has('api');
+  if (hasApi) {
+    answer = createApp({
       verbs,
+      wellKnown: tls.wellKnown,
       log,
       spoolFolder: join(dataDir.path, 'spool'),
       authenticate,
       limiter,
       requestLog,
-      missing: async () => [...closed, ...(await findMissing(store, isDelivering))],
-      degraded: () => findDegraded(store),
+      missing,
+      degraded,
     });
-    door.open(answer);
   }
+  door.open(answer ?? createHealthApp({ missing, degraded, log }));
+  const presence = await startPresence({
+    pool: store.pool,
+    log,
+    roles: config.roles,
+    version: readVersion(),
+  });
+  closers.add(() => presence.stop());
+  tls.open(answer);
   return {
-    httpPort: door?.port ?? null,
+    httpPort: door.port,
     mxPort: mx.listener?.port ?? null,
-    submissionPort: submission.listener?.port ?? null,
-    submissionsPort: submission.listener?.tlsPort ?? null,
-    localUrl: door?.localUrl ?? null,
+    metricsPort: telemetry.port,
+    httpsPort: tls.httpsPort,
+    challengePort: tls.challengePort,
+    get submissionPort() {
+      return submission.listener?.port ?? null;
+    },
+    get submissionsPort() {
+      return submission.listener?.tlsPort ?? null;
+    },
+    localUrl: hasApi ? door.localUrl : null,
     publicUrl,
     firstKey,
     databaseUrl,
@@ -423,40 +474,4 @@ function warnOfUnusedSmarthost(
     'MAILSTEAD_SMARTHOST_URL is set and not used: with MAILSTEAD_DELIVERY=direct it takes mail only while port 25 is ' +
       'blocked, and only with "spill": { "smarthost": true } in config/delivery.json of the data folder',
   );
-}
-
-/** Mail is accepted all the same; it waits. Anybody may ask for health, so whose hosts were tried is not said. */
-async function findDegraded(store: Store): Promise<readonly { what: string; why: string }[]> {
-  const blocked = await withinReadyTime(readBlockedEgresses(store.pool)).catch(() => []);
-  return blocked.map(({ since }) => ({
-    what: 'port 25',
-    why: `No connection to port 25 of a mail host succeeds since ${since.toISOString()}; the log says what to do.`,
-  }));
-}
-
-/** Rejects when it takes too long for an answer about health. */
-async function withinReadyTime<T>(work: Promise<T>): Promise<T> {
-  const late = new Promise<never>((_, reject) => {
-    setTimeout(() => reject(new Error('no answer')), READY_TIMEOUT_MS).unref();
-  });
-  return Promise.race([work, late]);
-}
-
-async function findMissing(
-  store: Store,
-  isDelivering: () => boolean,
-): Promise<readonly { what: string; why: string }[]> {
-  const missing: { what: string; why: string }[] = [];
-  const timeout = new Promise<boolean>((resolve) => {
-    setTimeout(() => resolve(false), READY_TIMEOUT_MS).unref();
-  });
-  const answered = store.pool.query('select 1').then(
-    () => true,
-    () => false,
-  );
-  if (!(await Promise.race([answered, timeout]))) {
-    missing.push({ what: 'database', why: 'Postgres does not answer.' });
-  }
-  if (!isDelivering()) missing.push({ what: 'delivery', why: 'A delivery worker is starting.' });
-  return missing;
 }

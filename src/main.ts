@@ -5,9 +5,12 @@ import { DatabaseUnusable } from './database.ts';
 import { tellFirstStory } from './first-story.ts';
 import { PortUnusable } from './http/front-door.ts';
 import { createLogger, type Logger } from './log.ts';
+import { NotThisAppliance } from './store/appliance-facts.ts';
+import { BlobsUnavailable } from './store/blobs-unavailable.ts';
 import { DataDirInUse, DataDirUnusable } from './store/data-dir.ts';
 import { EmbeddedPostgresFailed } from './store/embedded-failure.ts';
 import { NewerSchema } from './store/orm.ts';
+import { traceFields } from './telemetry/trace.ts';
 import { CertificateUnusable } from './tls-certificate.ts';
 
 /** operate.md: what is in flight finishes or is released within this time. */
@@ -21,6 +24,8 @@ const EXPECTED = [
   EmbeddedPostgresFailed,
   DatabaseUnusable,
   NewerSchema,
+  NotThisAppliance,
+  BlobsUnavailable,
   CertificateUnusable,
 ];
 
@@ -40,6 +45,7 @@ async function main(): Promise<void> {
     level: config.logLevel,
     name: 'mailstead',
     mode: config.mode,
+    fields: traceFields,
   });
   process.on('unhandledRejection', (error) => {
     log.fatal({ err: error }, 'a fault that nothing handles');

@@ -7,6 +7,7 @@ import type { DeliverySetup } from './compose-delivery.ts';
 import type { FromWorker, ToWorker } from './delivery-process.ts';
 import type { Logger } from './log.ts';
 import type { Waiting } from './queue/settle.ts';
+import type { Gathering } from './telemetry/gathering.ts';
 
 export interface Workers {
   readonly isReady: () => boolean;
@@ -47,6 +48,8 @@ export function startWorkers(options: {
   readonly count: number;
   readonly setup: DeliverySetup;
   readonly log: Logger;
+  /** Where they are asked for what they counted. */
+  readonly gathering: Pick<Gathering, 'join'>;
   readonly onWaiting: (waiting: readonly Waiting[]) => void;
   /** A worker process died; decides what it held. */
   readonly onLost: (pid: number) => Promise<void>;
@@ -78,6 +81,7 @@ export function startWorkers(options: {
     });
     const state = { ready: false };
     children.set(child, state);
+    const seat = options.gathering.join((number) => tell(child, { type: 'metrics', number }));
     tell(child, { type: 'setup', setup: options.setup });
     child.on('message', (message: FromWorker) => {
       if (message.type === 'ready') {
@@ -87,6 +91,8 @@ export function startWorkers(options: {
         }, HEALTHY_MS).unref();
         starting -= 1;
         if (starting === 0) markStarted();
+      } else if (message.type === 'metrics') {
+        seat.heard(message.number, message.snapshot);
       } else {
         options.onWaiting(
           message.waiting.map(({ lane, dueAtMs }) => ({ lane, dueAt: new Date(dueAtMs) })),
@@ -97,10 +103,12 @@ export function startWorkers(options: {
       log.error({ err: error }, 'a delivery worker has trouble');
       if (child.pid !== undefined) return;
       children.delete(child); // it was never born, so it will not exit
+      seat.left();
       if (!stopping) void replace(undefined);
     });
     child.once('exit', (code, signal) => {
       children.delete(child);
+      seat.left();
       if (stopping) return;
       log.error(
         { worker_pid: child.pid, code, signal },

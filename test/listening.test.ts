@@ -16,7 +16,7 @@ async function taken(): Promise<{ port: number; free: () => void }> {
   return { port: (server.address() as AddressInfo).port, free: () => void server.close() };
 }
 
-for (const setting of ['MX', 'SUBMISSION', 'SUBMISSIONS']) {
+for (const setting of ['MX', 'SUBMISSION', 'SUBMISSIONS', 'METRICS']) {
   test(`a chosen port that is taken ends the start with one sentence: ${setting}`, async () => {
     const { port, free } = await taken();
     const name = `MAILSTEAD_${setting}_PORT`;

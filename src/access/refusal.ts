@@ -2,6 +2,7 @@
 // status and the `name` of the error envelope (Resend's list); the message says what to fix. The edges
 // translate it, so the same rule has the same words at every door. Nothing internal belongs in one.
 
+import { isBlobsUnavailable } from '../store/blobs-unavailable.ts';
 import { isDatabaseUnavailable } from '../store/unavailable.ts';
 
 interface Kind {
@@ -110,12 +111,14 @@ export function refuseFields(
 /** Worth a few tries by then, and not yet a timeout at the caller. */
 const RETRY_AFTER_SECONDS = 5;
 
-/** The refusal for an error that says the database is away; null for every other error. */
+/** The refusal for an error that says the database or the blob store is away; null for every other error. */
 export function refuseUnavailable(error: unknown): Refusal | null {
   if (!isDatabaseUnavailable(error)) return null;
   return new Refusal(
     'service_unavailable',
-    'The database cannot be reached right now; try again in a few seconds.',
+    isBlobsUnavailable(error)
+      ? 'The store of large messages cannot be reached right now; try again in a few seconds.'
+      : 'The database cannot be reached right now; try again in a few seconds.',
     { retryAfterSeconds: RETRY_AFTER_SECONDS },
   );
 }

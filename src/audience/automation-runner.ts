@@ -73,7 +73,10 @@ export function createAutomationRunner(d: RunnerDependencies): AutomationRunner 
     } catch (error) {
       const cause = error instanceof FellDown ? error.cause : error;
       if (isDatabaseUnavailable(cause)) throw cause;
-      d.log.error({ err: cause, run: key.id }, 'a step of an automation fell down');
+      d.log.error(
+        { err: cause, run_id: key.id, tenant_id: key.tenantId },
+        'a step of an automation fell down',
+      );
       // An email's try is counted when it begins.
       await putOff(d, key, { isCounted: error instanceof FellDown });
       return true;

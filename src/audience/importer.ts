@@ -6,6 +6,7 @@ import type { PoolClient } from 'pg';
 import { Refusal } from '../access/refusal.ts';
 import type { Logger } from '../log.ts';
 import type { BlobStore } from '../store/blob.ts';
+import { isBlobsUnavailable } from '../store/blobs-unavailable.ts';
 import type { Subscription } from '../store/contact.ts';
 import { LOWEST_ID } from '../store/id.ts';
 import { fromJson } from '../store/json.ts';
@@ -141,6 +142,7 @@ export function createImporter(d: ImporterOptions): Importer {
       try {
         await work(task);
       } catch (error) {
+        if (isBlobsUnavailable(error)) await giveBack(store, task);
         if (isDatabaseUnavailable(error)) throw error;
         await onFault(task, error);
       }
@@ -320,6 +322,17 @@ async function putOff({ pool }: Store, { tenantId, id, tries }: Task): Promise<v
     text: `update contact_import set leased_until = now() + $3 * interval '1 millisecond'
       where tenant_id = $1 and id = $2 and status = 'in_progress'`,
     values: [tenantId, id, BACKOFF_MS * 2 ** tries],
+  });
+}
+
+/** Later, as if it had not been taken: that the blob store is away says nothing against the file. */
+async function giveBack({ pool }: Store, { tenantId, id, tries }: Task): Promise<void> {
+  await pool.query({
+    name: 'give-back-import',
+    text: `update contact_import set tries = greatest(tries - 1, 0),
+        leased_until = now() + $4 * interval '1 millisecond'
+      where tenant_id = $1 and id = $2 and status = 'in_progress' and tries <= $3`,
+    values: [tenantId, id, tries, IDLE_MS],
   });
 }
 

@@ -256,7 +256,7 @@ async function note(
     text: `insert into engagement
         (tenant_id, email_id, id, kind, at, remote_address, user_agent, broadcast_id)
       select $1, $2, $3, 'unsubscribed', $4, $5, $6, $7
-      where exists (select 1 from email where tenant_id = $1 and id = $2)
+      where exists (select 1 from email where tenant_id = $1 and id = $2 for key share)
         and not exists (select 1 from engagement
           where tenant_id = $1 and email_id = $2 and kind = 'unsubscribed')`,
     values: [

@@ -12,6 +12,7 @@ import { isAboutRate } from '../mail/refusal-words.ts';
 import type { ClaimedDelivery } from '../queue/claim.ts';
 import { SANDBOX_LANE } from '../store/destination.ts';
 import { decided, fromFailure, viaTarget, type Decided } from './decided.ts';
+import { withoutLogin } from './hidden-login.ts';
 import { climb, isEnough, planRungs, sumUp, type Rung, type Tried } from './ladder.ts';
 import type { NextHops } from './next-hop.ts';
 import { answerInSandbox } from './sandbox.ts';
@@ -76,6 +77,8 @@ export interface Line {
   session: Session | null;
   /** After so many messages it is not used again; absent: as MESSAGES_PER_SESSION_MAX says. */
   messagesMax?: number;
+  /** Until it resolves, the connection of the session before is not closed: the next one waits for it. */
+  leaving?: Promise<void>;
 }
 
 /** RFC 5321 does not say; Postfix and the large providers' own limits are near this. */
@@ -117,8 +120,11 @@ export async function attempt(d: AttemptDependencies, line: Line, work: Work): P
   } catch (error) {
     // What is decided stays so: nobody may get the message twice over a fault of ours.
     if (!course.hasDecided()) throw error;
-    const { emailId, attempt: number } = first;
-    d.log.error({ err: error, email: emailId, attempt: number }, 'attempt broke in its middle');
+    const { emailId, tenantId, attempt: number } = first;
+    d.log.error(
+      { err: error, email_id: emailId, tenant_id: tenantId, attempt: number },
+      'attempt broke in its middle',
+    );
     course.breakOff();
   }
   return course.result();
@@ -262,13 +268,17 @@ class Course {
   }
 
   #drop(): void {
-    this.#line.session?.close();
+    const { session } = this.#line;
+    if (session === null) return;
+    session.close();
+    this.#line.leaving = session.closed;
     this.#line.session = null;
   }
 
   async #dial(rung: Rung, others: readonly Rung[]): Promise<Session | Failure> {
     const d = this.#d;
     if (rung.refusal === null) this.#hasDialled = true;
+    await this.#line.leaving;
     const isLast = !others.some(({ target }) => this.#mayDial(target));
     const target = isLast ? rung.target : { ...rung.target, connectMs: CONNECT_MS_OF_MANY };
     const opened = await climb({ ...rung, target }, { checkPeer: d.checkPeer, note: d.noteTls });
@@ -356,7 +366,7 @@ class Course {
     if (target.login !== null && (stage === 'tls' || stage === 'auth')) {
       const { verdict, evidence } = this.#judge(target, failure, delivery);
       const why = evidence.reply ?? '';
-      const reply = stage === 'tls' ? withoutPassword(target, why) : withoutLogin(target, why);
+      const reply = stage === 'tls' ? noPasswordSent(target, why) : loginRefused(target, why);
       return { verdict, evidence: { ...evidence, reply } };
     }
     // What the recipient's domain asks for says more.
@@ -375,14 +385,15 @@ class Course {
 
   #judge(target: Target, failure: Failure, { tenantId }: ClaimedDelivery): Decided {
     const rules = this.#d.bounceRules;
-    return fromFailure(failure, { via: viaTarget(target), tenantId, rules });
+    const told = withoutLogin(failure, target.login);
+    return fromFailure(told, { via: viaTarget(target), tenantId, rules });
   }
 }
 
-const withoutPassword = ({ host }: Target, why: string): string =>
+const noPasswordSent = ({ host }: Target, why: string): string =>
   `No password was sent to the smarthost ${host}, since the connection does not prove that it is this host: ${why}. Its certificate must be valid for the name in MAILSTEAD_SMARTHOST_URL, and the port must offer STARTTLS (or speak TLS at once: smtps).`;
 
-const withoutLogin = ({ host }: Target, why: string): string =>
+const loginRefused = ({ host }: Target, why: string): string =>
   `The smarthost ${host} does not take the user and password of MAILSTEAD_SMARTHOST_URL: ${why}`;
 
 /** Faults of the configuration that were told; they come back with every attempt. */

@@ -4,6 +4,7 @@ import type { Logger } from '../log.ts';
 import type { ClaimedDelivery } from '../queue/claim.ts';
 import { pauseMs, UNKNOWN_DELAY_MS } from '../queue/backoff.ts';
 import { NO_EVIDENCE, type Settlement } from '../queue/settle.ts';
+import { isBlobsUnavailable } from '../store/blobs-unavailable.ts';
 import {
   attempt,
   type AttemptDependencies,
@@ -13,6 +14,7 @@ import {
   type Line,
 } from './attempt.ts';
 import type { Lane, Learned, Planned } from './lane.ts';
+import { beginAttempt } from './measured-attempts.ts';
 import { kindOfFailure, type DialKind, type PortWatch } from './port25.ts';
 import type { ReplyPause } from './providers.ts';
 
@@ -39,7 +41,7 @@ export async function decide(
   d: DecideDependencies,
   line: Line,
   about: {
-    readonly lane: Pick<Lane, 'egress' | 'site'>;
+    readonly lane: Pick<Lane, 'name' | 'egress' | 'site' | 'provider'>;
     readonly group: readonly [Planned, ...Planned[]];
     readonly pauses: readonly ReplyPause[];
   },
@@ -47,18 +49,24 @@ export async function decide(
   const { lane, group } = about;
   const deliveries = group.map(({ delivery }) => delivery);
   let attempted: Attempted;
+  const begun = beginAttempt(lane, group[0].delivery);
   try {
     const onSent = (delivery: ClaimedDelivery, one: Decided): void =>
       d.onSent(settlementOf(d, { delivery, one, isLaneFault: false }));
     const attempts = deliveries.length === 1 ? d.attempts : { ...d.attempts, onSent };
-    attempted = await attempt(attempts, line, { deliveries, hops: group[0].hops });
+    attempted = await begun.run(() => attempt(attempts, line, { deliveries, hops: group[0].hops }));
   } catch (error) {
     // A fault of ours: the peer is not to blame and the mail must not be lost over it.
     const { emailId, attempt: number } = group[0].delivery;
-    d.log.error({ err: error, email: emailId, attempt: number }, 'attempt broke');
+    const { tenantId } = group[0].delivery;
+    const about = { err: error, email_id: emailId, tenant_id: tenantId, attempt: number };
+    const isAway = isBlobsUnavailable(error);
+    if (isAway) d.log.warn(about, 'the message cannot be read now: the blob store is away');
+    else d.log.error(about, 'attempt broke');
     line.session?.close();
     line.session = null;
-    attempted = { decided: deliveries.map(() => broken), signal: { kind: 'nothing' } };
+    const one = isAway ? unreadable : broken;
+    attempted = { decided: deliveries.map(() => one), signal: { kind: 'nothing' } };
   }
   const { decided, signal } = attempted;
   const isBlocked = noteDial(d.watch, lane, attempted);
@@ -71,6 +79,7 @@ export async function decide(
     if (isDeferred && isBlocked && one.evidence.stage === 'connect') unbegun.push(delivery);
     else settlements.push(settlementOf(d, { delivery, one, isLaneFault: isDeferred && isFault }));
   }
+  begun.end(deliveries, settlements);
   const pause = pauseAsked(about.pauses, decided);
   return { settlements, unbegun, learned: { signal, pause, isBlocked } };
 }
@@ -85,6 +94,16 @@ const broken: Decided = {
   },
 };
 
+const unreadable: Decided = {
+  verdict: 'deferred',
+  evidence: {
+    ...NO_EVIDENCE,
+    cause: 'store_unavailable',
+    enhanced: '4.3.0',
+    reply: 'The store of large messages did not answer; nothing was sent, and it is tried again.',
+  },
+};
+
 function settlementOf(
   d: DecideDependencies,
   about: {
@@ -93,8 +112,10 @@ function settlementOf(
     readonly isLaneFault: boolean;
   },
 ): Settlement {
-  const { delivery, isLaneFault } = about;
+  const { delivery } = about;
   const { verdict, evidence } = about.one;
+  // Nothing was tried, so the pauses do not grow.
+  const isLaneFault = about.isLaneFault || evidence.cause === 'store_unavailable';
   return {
     tenantId: delivery.tenantId,
     emailId: delivery.emailId,

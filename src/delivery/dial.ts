@@ -2,6 +2,7 @@
 // time. Whatever prevents it comes back as a value.
 import { connect, type Socket } from 'node:net';
 import type { Cause } from '../mail/outcome.ts';
+import { attemptPhase } from '../telemetry/instruments.ts';
 import type { Target } from './session.ts';
 
 export interface NotDialled {
@@ -13,7 +14,8 @@ const CONNECT_MAX_MS = 30_000;
 
 export function dial(target: Target): Promise<Socket | NotDialled> {
   const maxMs = target.connectMs ?? CONNECT_MAX_MS;
-  return new Promise((resolve) => {
+  const took = attemptPhase.startTimer({ phase: 'connect' });
+  return new Promise<Socket | NotDialled>((resolve) => {
     const socket = connect({
       host: target.address,
       port: target.port,
@@ -35,7 +37,7 @@ export function dial(target: Target): Promise<Socket | NotDialled> {
       socket.removeListener('error', onError);
       resolve(socket);
     });
-  });
+  }).finally(() => void took());
 }
 
 function whyNot(error: NodeJS.ErrnoException, { source }: Target): NotDialled {

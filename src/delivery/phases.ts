@@ -2,6 +2,7 @@
 // what was said and heard; one timer at a time, always for the oldest command without a reply. Half a reply is none,
 // so a peer that drips gains nothing.
 import type { Stage } from '../mail/reply.ts';
+import { attemptPhase } from '../telemetry/instruments.ts';
 
 export interface PhaseLimits {
   readonly greetingMs: number;
@@ -66,9 +67,11 @@ export function createPhases(limits: PhaseLimits, onLate: (stage: Stage) => void
   let answered: Stage = 'connect';
   let ended = false;
   let timer: NodeJS.Timeout | undefined;
+  let sinceMs = performance.now();
 
   const wait = (stage: Stage, ms: number): void => {
     clearTimeout(timer);
+    sinceMs = performance.now();
     if (!ended) timer = setTimeout(() => onLate(stage), ms);
   };
   const waitForFirst = (): void => {
@@ -88,6 +91,10 @@ export function createPhases(limits: PhaseLimits, onLate: (stage: Stage) => void
       if (waiting.length === 1) waitForFirst();
     },
     heard() {
+      const [first] = waiting;
+      if (first !== undefined) {
+        attemptPhase.observe({ phase: first }, (performance.now() - sinceMs) / 1_000);
+      }
       answered = waiting.shift() ?? answered;
       waitForFirst();
     },

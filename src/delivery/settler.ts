@@ -4,6 +4,8 @@ import type { Logger } from '../log.ts';
 import type { OutcomePolicy } from '../queue/outcome-policy.ts';
 import { settle, type Settlement, type Waiting } from '../queue/settle.ts';
 import type { Store } from '../store/orm.ts';
+import { fencedResults } from '../telemetry/instruments.ts';
+import { noteSettled } from './measured-attempts.ts';
 import type { Journal } from './journal.ts';
 
 const BATCH_MAX = 200;
@@ -42,7 +44,10 @@ export function createSettler(options: {
       if (queue.length < BATCH_MAX / 2) await sleep(GATHER_MS);
       const batch = queue.slice(0, BATCH_MAX);
       try {
+        const beganAtMs = Date.now();
         const { fenced, waiting } = await settle(store, batch, options.outcomes());
+        noteSettled(batch, beganAtMs);
+        if (fenced > 0) fencedResults.inc(fenced);
         if (fenced > 0) log.warn({ fenced }, 'results came after their lease was gone');
         queue.splice(0, batch.length);
         behind = false;

@@ -12,8 +12,10 @@ import { bearerToken, restriction, setCaller } from './authenticate.ts';
 import { createBodyBudget } from './body-budget.ts';
 import { BODIES_MAX_BYTES, BODY_MAX_BYTES, createBodyReader } from './body.ts';
 import { setCommonHeaders } from './common-headers.ts';
+import { measure } from './measured.ts';
 import { createErrorHandler, sendRefusal } from './envelope.ts';
 import type { Answerer } from './front-door.ts';
+import { addHealth, HEALTH_PATHS, type HealthOptions } from './health.ts';
 import { addReference, readOpenApi, REFERENCE_PATHS } from './reference.ts';
 import { createLinkHandler, LINK_ROUTE } from './links.ts';
 import { addTracking, TRACKING_ROUTES } from './tracking.ts';
@@ -23,19 +25,17 @@ import { createRouteTable } from './routes.ts';
 import { RegisterRoutes } from './routes.gen.ts';
 import { openSpool } from './spool.ts';
 import type { Verbs } from './verbs.ts';
+import { addWellKnown, WELL_KNOWN_ROUTES, type WellKnown } from './well-known.ts';
 
-export interface AppOptions {
+export interface AppOptions extends HealthOptions {
   readonly verbs: Verbs;
+  readonly wellKnown: WellKnown;
   readonly log: Logger;
   readonly authenticate: (token: string) => Promise<Caller | null>;
   readonly limiter: RateLimiter;
   readonly requestLog: Pick<RequestLogWriter, 'record'>;
   /** For large attachments while their request lasts; nobody else writes there. */
   readonly spoolFolder: string;
-  /** What is missing for this process to work; empty when it is ready. */
-  readonly missing: () => Promise<readonly { what: string; why: string }[]>;
-  /** What does not work as it should while everything asked of this process still does. */
-  readonly degraded: () => Promise<readonly { what: string; why: string }[]>;
 }
 
 const SHOWN_PATH_MAX = 200;
@@ -53,18 +53,10 @@ export function createApp(options: AppOptions): Answerer {
 
   app.use((request, response, next) => {
     setCommonHeaders(request, response);
-    next();
+    measure(request, response, next);
   });
   const open = express.Router({ caseSensitive: true });
-  open.get('/health/live', (_request, response) => {
-    response.json({ status: 'live' });
-  });
-  open.get('/health/ready', async (_request, response) => {
-    const [missing, degraded] = await Promise.all([options.missing(), options.degraded()]);
-    response
-      .status(missing.length === 0 ? 200 : 503)
-      .json({ status: missing.length === 0 ? 'ready' : 'not_ready', missing, degraded });
-  });
+  addHealth(open, options);
   addReference(open);
   open.get('/', (_request, response) => {
     response.redirect('/docs');
@@ -75,13 +67,14 @@ export function createApp(options: AppOptions): Answerer {
     policy: options.verbs.preferencePolicy,
     limiter: options.limiter,
   });
+  addWellKnown(open, options);
   const { links, openers } = options.verbs;
   open.get(LINK_ROUTE, createStrangerLimit(options.limiter), createLinkHandler({ links, openers }));
   const openPaths = [
-    '/health/live',
-    '/health/ready',
+    ...HEALTH_PATHS,
     ...REFERENCE_PATHS,
     ...TRACKING_ROUTES,
+    ...WELL_KNOWN_ROUTES,
     LINK_ROUTE,
     '/',
   ];
@@ -169,7 +162,7 @@ function createGate(options: AppOptions) {
   };
 }
 
-const isForOperators = (path: string): boolean => /^\/queue(\/|$)/.test(path);
+const isForOperators = (path: string): boolean => /^\/(queue|doctor)(\/|$)/.test(path);
 
 /** A link is all that its holder has: requests are counted by address, with those of callers without a key. */
 function createStrangerLimit(limiter: Pick<RateLimiter, 'takeStranger'>) {

@@ -27,14 +27,23 @@ import type {
   DomainCapability,
   UpdateDomainRequest,
 } from '../domains/request.ts';
-import type { DomainStatus, InboundDmarc, RecordStatus, TlsMode } from '../store/sending-domain.ts';
+import type {
+  DomainStatus,
+  InboundDmarc,
+  RecordStatus,
+  StsHosting,
+  TlsMode,
+} from '../store/sending-domain.ts';
 import { callerOf } from './authenticate.ts';
 import type { ErrorEnvelope } from './envelope.ts';
 import type { Verbs } from './verbs.ts';
 
 /** A DNS record to publish. */
 export interface DomainRecord {
-  /** What it is for: `SPF` (the return path), `DKIM`, `Receiving`, `Tracking`, or `DMARC`, which is advice. */
+  /**
+   * What it is for: `SPF` (the return path), `DKIM`, `Receiving`, `Tracking`; or `DMARC`, `MTA-STS` and `TLS-RPT`, which are advice
+   * and hold nothing up.
+   */
   record: string;
   /** Fully qualified, without a dot at its end. */
   name: string;
@@ -69,6 +78,8 @@ export interface DomainSummary {
   tls: TlsMode;
   /** What becomes of mail to this domain that the DMARC policy of its author says to reject. */
   inbound_dmarc: InboundDmarc;
+  /** The mode of the MTA-STS policy that is served for the domain while it receives. */
+  mta_sts: StsHosting;
   /** An array under `/api`, an object elsewhere; what `POST /domains` gets in an array it answers in one. */
   capabilities: DomainCapability[] | DomainCapabilities;
   created_at: Date;
@@ -137,6 +148,7 @@ export class DomainsController extends Controller {
     tracking_subdomain: null,
     tls: 'opportunistic',
     inbound_dmarc: 'reject',
+    mta_sts: 'off',
     capabilities: { sending: 'enabled', receiving: 'disabled' },
     created_at: new Date('2026-05-06T12:00:00.000Z'),
     records: [
@@ -278,6 +290,7 @@ function presentSummary(domain: DomainView, asArray: boolean): DomainSummary {
     tracking_subdomain: domain.trackingSubdomain,
     tls: domain.tls,
     inbound_dmarc: domain.inboundDmarc,
+    mta_sts: domain.mtaSts,
     capabilities: asArray
       ? [
           { name: 'sending', enabled: sending },

@@ -197,6 +197,8 @@ export interface ReceivedEmailFound extends ReceivedEmailSummary {
   remote_address: string | null;
   /** As that host named itself. */
   helo: string | null;
+  /** When html, text, headers, the raw message and the files were removed because of their age; null: they are kept. */
+  content_removed_at: Date | null;
 }
 
 const LINK_LIFETIME_MS = 3_600_000;
@@ -288,6 +290,7 @@ export class EmailReceivingController extends Controller {
       mail_from: email.mailFrom,
       remote_address: email.remoteAddress ?? null,
       helo: email.helo ?? null,
+      content_removed_at: email.contentRemovedAt ?? null,
     };
   }
 

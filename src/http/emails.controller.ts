@@ -128,6 +128,8 @@ export interface Email extends EmailSummary {
   headers: { [name: string]: string } | null;
   tags: SendEmailTag[];
   topic_id: string | null;
+  /** When html, text, headers and attachments were removed because of their age; null: they are kept. */
+  content_removed_at: Date | null;
 }
 
 export interface EmailList {
@@ -379,5 +381,6 @@ function present(email: EmailRecord): Email {
     headers: content.headers ?? null,
     tags: (email.tags ?? []).map(({ name, value }) => ({ name, value })),
     topic_id: email.topicId ?? null,
+    content_removed_at: email.contentRemovedAt ?? null,
   };
 }

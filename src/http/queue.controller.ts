@@ -175,7 +175,7 @@ export class QueueController extends Controller {
   @SuccessResponse(200, 'The queue')
   async get(@Request() request: express.Request): Promise<QueueState> {
     this.checkOperator(request);
-    return present(await this.verbs.queue.read());
+    return presentQueue(await this.verbs.queue.read());
   }
 
   /**
@@ -274,7 +274,8 @@ const tenantOf = (tenant: TenantLoad): QueueTenant => ({
   paused: tenant.isPaused,
 });
 
-const presentPause = (pause: Pause): QueuePause => ({
+/** As the API and the command line answer it. */
+export const presentPause = (pause: Pause): QueuePause => ({
   object: 'pause',
   id: pause.id,
   kind: pause.kind,
@@ -284,7 +285,8 @@ const presentPause = (pause: Pause): QueuePause => ({
   until: pause.until,
 });
 
-function present(queue: QueueOverview): QueueState {
+/** As the API and the command line answer it. */
+export function presentQueue(queue: QueueOverview): QueueState {
   const [blocked] = queue.blocked.toSorted((a, b) => a.since.getTime() - b.since.getTime());
   return {
     object: 'queue',

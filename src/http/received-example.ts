@@ -97,4 +97,5 @@ export const receivedFoundExample: ReceivedEmailFound = {
   mail_from: 'ada@outside.example',
   remote_address: '192.0.2.25',
   helo: 'mx.outside.example',
+  content_removed_at: null,
 };

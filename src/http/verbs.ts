@@ -10,6 +10,7 @@ import type { Spooled } from '../sending/attachments.ts';
 import type { BatchSending } from '../sending/batch.ts';
 import type { PageRequest } from '../access/page.ts';
 import type { PreferencePolicy } from './preference-policy.ts';
+import type { KeptLook } from '../doctor/kept.ts';
 import type { QueueOverview } from '../queue/overview.ts';
 import type { NewPause, Pause } from '../queue/pauses.ts';
 import type { DomainVerbs } from '../domains/domains.ts';
@@ -51,6 +52,13 @@ export interface QueueVerbs {
   resume(id: string): Promise<boolean>;
 }
 
+/** For operators only. */
+export interface DoctorVerbs {
+  read(): Promise<KeptLook>;
+  /** Looks now. Throws a Refusal when it has just been done. */
+  look(about: { readonly isActive: boolean }): Promise<KeptLook>;
+}
+
 export interface Verbs {
   acceptEmail(
     caller: Caller,
@@ -74,6 +82,7 @@ export interface Verbs {
   findEmail(caller: Caller, id: string): Promise<EmailRecord | null>;
   readTrace(caller: Caller, id: string): Promise<Trace | null>;
   readonly queue: QueueVerbs;
+  readonly doctor: DoctorVerbs;
   readonly receiving: ReceivingVerbs;
   readonly receivingRoutes: RouteVerbs & {
     /** What would become of a message. Throws a Refusal for what is no address. */

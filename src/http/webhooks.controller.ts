@@ -34,7 +34,7 @@ export interface CreateWebhookRequest {
    * `email.bounced`, `email.opened`, `email.clicked`, `email.received`, `email.failed`, `email.suppressed`,
    * `contact.created`, `contact.updated`, `contact.deleted`, `contact.topics.updated`, `domain.created`,
    * `domain.updated`, `domain.deleted`, `suppression.added`, `suppression.removed`, `topic.created`, `topic.updated`,
-   * `topic.deleted`.
+   * `topic.deleted`; and `doctor.finding_changed`, which only the operator's tenant is told.
    */
   events: string[];
 }

@@ -6,6 +6,8 @@ import { PostgresBackend } from '@agendajs/postgres-backend';
 import { Agenda, type AgendaBackend } from 'agenda';
 import { Pool } from 'pg';
 import type { Logger } from '../log.ts';
+import { runJob } from '../telemetry/counted.ts';
+import { alarmLag, jobInterval } from '../telemetry/instruments.ts';
 
 export interface Recurring {
   readonly name: string;
@@ -124,10 +126,15 @@ export function createClock(options: {
     );
     // Agenda takes callbacks too, and the rule looks at that form only.
     // oxlint-disable typescript/no-misused-promises
-    agenda.define<{ lane: string }>(LANE_JOB, async (job) => {
-      await options.onAlarm(job.attrs.data.lane);
+    agenda.define<{ lane: string; at: number }>(LANE_JOB, async (job) => {
+      const { lane, at } = job.attrs.data;
+      alarmLag.observe(Math.max(0, (Date.now() - at) / 1_000));
+      await runJob(LANE_JOB, () => options.onAlarm(lane));
     });
-    for (const { name, run } of options.recurring) agenda.define(name, run);
+    for (const { name, run, everyMs } of options.recurring) {
+      jobInterval.set({ task: name }, everyMs / 1_000);
+      agenda.define(name, () => runJob(name, run));
+    }
     // oxlint-enable typescript/no-misused-promises
     try {
       await agenda.start();

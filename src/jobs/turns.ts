@@ -1,7 +1,9 @@
 // A loop that does a piece of work again and again, with the pause that the work asks for; sooner when somebody knows that
 // there is something to do. For what is owed to authors, replays, broadcasts, imports, automations, webhooks: what
 // remains to be done is in the database, so a stop or a crash loses nothing.
+import { AsyncLocalStorage } from 'node:async_hooks';
 import type { Logger } from '../log.ts';
+import { jobRuns } from '../telemetry/instruments.ts';
 
 export interface Turns {
   /** There is something to do. */
@@ -26,17 +28,20 @@ export function startTurns(d: {
   let running: Promise<void> | null = null;
   let timer: NodeJS.Timeout | undefined;
 
-  const run = async (): Promise<void> => {
+  // In the context of the start: what a turn does is not part of the request that nudged it.
+  const run = AsyncLocalStorage.bind(async (): Promise<void> => {
     isNudged = false;
     let pauseMs = RETRY_MS;
     try {
       pauseMs = Math.max(PAUSE_MIN_MS, await d.turn());
+      jobRuns.inc({ task: d.name, result: 'done' });
     } catch (err) {
+      jobRuns.inc({ task: d.name, result: 'failed' });
       if (!isStopped) d.log.warn({ err, what: d.name }, 'a turn failed; the next one goes on');
     }
     running = null;
     if (!isStopped) timer = setTimeout(start, isNudged ? PAUSE_MIN_MS : pauseMs).unref();
-  };
+  });
   const start = (): void => {
     clearTimeout(timer);
     if (!isStopped) running ??= run();

@@ -4,27 +4,27 @@
 import { readdirSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
 import { forgetOldWindows } from '../access/rate-limit.ts';
-import { forgetOldLogs } from '../access/request-log.ts';
-import { forgetOldRuns } from '../audience/automation-runs.ts';
 import { forgetDeletedTopics } from '../audience/topics.ts';
 import { isJournal, readJournal, rewrittenAs, type LostRun } from '../delivery/journal.ts';
 import type { Logger } from '../log.ts';
 import { expireUntried } from '../queue/expire.ts';
 import { recover, silentRuns } from '../queue/lease.ts';
 import type { OutcomePolicy } from '../queue/outcome-policy.ts';
+import { forgetOldShares } from '../queue/lane-shares.ts';
 import { forgetOldLanes } from '../queue/lanes.ts';
 import { scheduledTimes, SCHEDULE_LANE, wakeScheduled } from '../queue/schedule.ts';
 import { wake, waitingLanes } from '../queue/wake.ts';
 import { forgetOldDigests } from '../receiving/digest.ts';
 import { forgetGreylisted } from '../receiving/greylist.ts';
-import { forgetOldReplays } from '../receiving/replay.ts';
 import { forgetOldKeys } from '../sending/idempotency.ts';
 import { rollUpMetrics } from '../sending/metric-rollup.ts';
 import { forgetTlsResults } from '../sending/tls-report.ts';
 import type { Store } from '../store/orm.ts';
 import { endProcess } from '../store/process.ts';
 import { expireSuppressions } from '../suppressions/suppressions.ts';
-import { forgetOldWebhookEvents } from '../webhooks/forget.ts';
+import { forgetRemovedEndpoints } from '../webhooks/forget.ts';
+import { runJob } from '../telemetry/counted.ts';
+import { jobInterval } from '../telemetry/instruments.ts';
 import { BUCKET_MS, createClock, type Clock } from './clock.ts';
 
 /** A worker run that has not been heard of for this long is suspected to be lost. */
@@ -38,11 +38,8 @@ const CLOCK_START_MAX_MS = 5_000;
 const HORIZON_MS = 10 * 60_000;
 const ALARMS_MAX = 2_000;
 const KEYS_PER_RUN = 10_000;
-const LOGS_PER_RUN = 200_000;
 const SUPPRESSIONS_PER_RUN = 50_000;
 const TLS_RESULTS_PER_RUN = 50_000;
-const REPLAYS_PER_RUN = 1_000;
-const AUTOMATION_RUNS_PER_RUN = 5_000;
 const CHOICES_PER_RUN = 50_000;
 const GREYLISTED_PER_RUN = 100_000;
 const DIGESTS_PER_RUN = 1_000_000;
@@ -70,6 +67,8 @@ export interface UpkeepOptions {
   readonly recheckDomains: () => Promise<void>;
   /** Removes stored bytes that no row names. */
   readonly collectBlobs: () => Promise<void>;
+  /** Looks at the surroundings when it is time. */
+  readonly examine: () => Promise<void>;
   /** Sends the TLS reports that are due. */
   readonly sendTlsReports: () => Promise<void>;
   /** Fetches the MTA-STS policies that are due for it. */
@@ -128,15 +127,15 @@ export async function startUpkeep(options: UpkeepOptions): Promise<Upkeep> {
       {
         name: 'forget-old-lanes',
         everyMs: 3_600_000,
-        run: async () => void (await forgetOldLanes(store.pool)),
+        run: async () => {
+          await forgetOldLanes(store.pool);
+          await forgetOldShares(store.pool);
+        },
       },
       {
-        name: 'forget-request-logs',
+        name: 'forget-rate-windows',
         everyMs: 600_000,
-        run: async () => {
-          await forgetOldLogs(store.pool, LOGS_PER_RUN);
-          await forgetOldWindows(store.pool);
-        },
+        run: async () => void (await forgetOldWindows(store.pool)),
       },
       {
         name: 'expire-suppressions',
@@ -149,25 +148,14 @@ export async function startUpkeep(options: UpkeepOptions): Promise<Upkeep> {
         run: async () => void (await expireUntried(store)),
       },
       {
-        name: 'forget-replays',
-        everyMs: 3_600_000,
-        run: () => forgetOldReplays(store, REPLAYS_PER_RUN),
-      },
-      {
-        name: 'forget-automation-runs',
-        everyMs: 3_600_000,
-        run: () => forgetOldRuns(store.pool, AUTOMATION_RUNS_PER_RUN),
-      },
-      {
         name: 'forget-deleted-topics',
         everyMs: 600_000,
         run: async () => void (await forgetDeletedTopics(store.pool, CHOICES_PER_RUN, new Date())),
       },
       {
-        name: 'forget-webhook-events',
+        name: 'forget-removed-endpoints',
         everyMs: 600_000,
-        run: async () =>
-          void (await forgetOldWebhookEvents(store.pool, WEBHOOK_EVENTS_PER_RUN, new Date())),
+        run: async () => void (await forgetRemovedEndpoints(store.pool, WEBHOOK_EVENTS_PER_RUN)),
       },
       {
         name: 'roll-up-metrics',
@@ -177,6 +165,7 @@ export async function startUpkeep(options: UpkeepOptions): Promise<Upkeep> {
       { name: 'prune-sink', everyMs: 300_000, run: options.pruneSink },
       { name: 'recheck-domains', everyMs: 60_000, run: options.recheckDomains },
       { name: 'collect-blobs', everyMs: 86_400_000, run: options.collectBlobs },
+      { name: 'examine', everyMs: 600_000, run: options.examine },
       { name: 'send-tls-reports', everyMs: 300_000, run: options.sendTlsReports },
       { name: 'refresh-sts-policies', everyMs: 600_000, run: options.refreshStsPolicies },
       {
@@ -197,18 +186,19 @@ export async function startUpkeep(options: UpkeepOptions): Promise<Upkeep> {
   });
 
   const sweep = async (): Promise<void> => {
-    try {
-      await wakeLane(null);
-      await reap();
-      const range = { horizonMs: HORIZON_MS, bucketMs: BUCKET_MS, max: ALARMS_MAX };
-      for (const { lane, dueAt } of await waitingLanes(store.pool, range)) {
-        clock.alarm(lane, dueAt);
-      }
-      for (const dueAt of await scheduledTimes(store.pool, range)) {
-        clock.alarm(SCHEDULE_LANE, dueAt);
-      }
-    } catch (error) {
+    await runJob('sweep', sweepOnce).catch((error: unknown) => {
       log.warn({ err: error }, 'the sweep could not finish; the next one goes on');
+    });
+  };
+  const sweepOnce = async (): Promise<void> => {
+    await wakeLane(null);
+    await reap();
+    const range = { horizonMs: HORIZON_MS, bucketMs: BUCKET_MS, max: ALARMS_MAX };
+    for (const { lane, dueAt } of await waitingLanes(store.pool, range)) {
+      clock.alarm(lane, dueAt);
+    }
+    for (const dueAt of await scheduledTimes(store.pool, range)) {
+      clock.alarm(SCHEDULE_LANE, dueAt);
     }
   };
 
@@ -224,6 +214,7 @@ export async function startUpkeep(options: UpkeepOptions): Promise<Upkeep> {
     setTimeout(resolve, CLOCK_START_MAX_MS).unref();
   });
   await Promise.race([clock.ensure(), startedIn]);
+  jobInterval.set({ task: 'sweep' }, (options.sweepMs ?? SWEEP_MS) / 1_000);
   tick();
   const timer = setInterval(tick, options.sweepMs ?? SWEEP_MS);
   return {

@@ -4,6 +4,7 @@
 // attempt began and by whom.
 import { LOWEST_ID } from '../store/id.ts';
 import type { Store } from '../store/orm.ts';
+import { firstAttemptDelay } from '../telemetry/instruments.ts';
 import { CLAIM } from './claim-statement.ts';
 import { tellSent, type Begun } from './told.ts';
 import { flagSecondCopies, withholdUnsendable, type Offer } from './withhold.ts';
@@ -22,6 +23,8 @@ export interface ClaimedDelivery {
   /** How often the answer to its final dot was lost: above 0, this attempt may make a second copy. */
   readonly unknowns: number;
   readonly createdAt: Date;
+  /** When it was accepted, or its scheduled time, as `Date.now()` tells it; absent: unknown. */
+  readonly plannedMs?: number;
   readonly recipientCount: number;
   /** Null when the message lies in the blob store. */
   readonly raw: Buffer | null;
@@ -188,6 +191,9 @@ async function lookFor(
     ],
   });
   const claimed = rows.filter(isClaimed);
+  for (const { attempts, planned_ms } of claimed) {
+    if (attempts === 1) firstAttemptDelay.observe(secondsSince(Number(planned_ms)));
+  }
   const stops = rows.filter((row): row is StopRow => !isClaimed(row));
   return {
     rows: claimed,
@@ -195,6 +201,9 @@ async function lookFor(
     hasMore: stops.length > 0,
   };
 }
+
+/** Two clocks: never below 0. */
+const secondsSince = (ms: number): number => Math.max(0, (Date.now() - ms) / 1_000);
 
 /** Where nobody else has room, these are looked at for every tenant, and not always the same first. */
 function inAnyOrder(rooms: ReadonlyMap<string, number>): readonly string[] {

@@ -72,7 +72,7 @@ interface Group {
   readonly load: Load;
 }
 
-const IS_DEAD = `((state = 'failed' and last_cause is distinct from '${UNSUBSCRIBED.cause}')
+export const IS_DEAD = `((state = 'failed' and last_cause is distinct from '${UNSUBSCRIBED.cause}')
   or (state = 'bounced' and last_cause = 'expired')
   or (state = 'unknown' and unknowns >= ${UNKNOWNS_MAX}))`;
 const IS_WAITING = `state in ('deferred', 'unknown')`;

@@ -81,18 +81,29 @@ export async function claimFetches(
   }));
 }
 
-/** Gives a lease back; the next try is due in `delayMs`. False: the lease was not ours any more. */
+/**
+ * Gives a lease back; the next try is due in `delayMs`. `isCounted`: false where it is as if it had not been claimed. False:
+ * the lease was not ours any more.
+ */
 export async function deferFetch(
   db: Queryable,
   fetch: ClaimedFetch,
-  why: { readonly delayMs: number; readonly error: string },
+  why: { readonly delayMs: number; readonly error: string; readonly isCounted?: boolean },
 ): Promise<boolean> {
   const { rowCount } = await db.query({
     name: 'defer-fetch',
     text: `update attachment_fetch
-      set leased_until = null, due_at = now() + $4 * interval '1 millisecond', last_error = $5
+      set leased_until = null, due_at = now() + $4 * interval '1 millisecond', last_error = $5,
+        attempts = attempts - $6::integer
       where tenant_id = $1 and email_id = $2 and attempts = $3`,
-    values: [fetch.tenantId, fetch.emailId, fetch.attempt, Math.round(why.delayMs), why.error],
+    values: [
+      fetch.tenantId,
+      fetch.emailId,
+      fetch.attempt,
+      Math.round(why.delayMs),
+      why.error,
+      Number(why.isCounted === false),
+    ],
   });
   return rowCount === 1;
 }

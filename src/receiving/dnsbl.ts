@@ -53,7 +53,7 @@ const isListing = (record: string): boolean =>
   record.startsWith('127.') && !record.startsWith('127.255.255.') && record !== '127.0.0.1';
 
 /** RFC 5782 §2.1 and §2.4. */
-function reversed(address: string): string {
+export function reversed(address: string): string {
   if (!isIPv6(address)) return address.split('.').toReversed().join('.');
   const [head = '', tail] = address.split('%')[0]!.split('::');
   const before = head === '' ? [] : head.split(':');

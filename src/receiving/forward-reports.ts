@@ -19,6 +19,7 @@ import { UNKNOWNS_MAX } from '../store/delivery.ts';
 import { LOWEST_ID, newId } from '../store/id.ts';
 import { fromJson } from '../store/json.ts';
 import type { Authentication } from '../store/received-email.ts';
+import { acceptedEmails } from '../telemetry/instruments.ts';
 import { isSenderPlausible } from './forward-decision.ts';
 import { readHead, type StoredOriginal } from './forward-message.ts';
 
@@ -80,7 +81,10 @@ export async function reportFailedForwards(
     await close(d.store.pool, done);
     for (const row of rows.filter((one) => isDue(one) && !isDone(one))) {
       await reportOne(d, { tenantId: row.tenant_id, id: row.id }).catch((err: unknown) => {
-        d.log.error({ err, attempt: row.id }, 'a failed forward could not be reported');
+        d.log.error(
+          { err, forwarding_attempt_id: row.id, tenant_id: row.tenant_id },
+          'a failed forward could not be reported',
+        );
       });
     }
     const last = rows.at(-1);
@@ -201,7 +205,9 @@ async function reportOne(d: ForwardReportDependencies, place: ReportsPlace): Pro
     ]);
     return true;
   });
-  if (isTold) d.onReady();
+  if (!isTold) return;
+  acceptedEmails.inc({ channel: 'report' });
+  d.onReady();
 }
 
 /** Whom to tell; null: nobody. */

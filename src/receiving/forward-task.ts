@@ -14,6 +14,8 @@ import { fromJson } from '../store/json.ts';
 import type { Store } from '../store/orm.ts';
 import type { Authentication } from '../store/received-email.ts';
 import type { AttemptStatus, ForwardReason, RuleStatus } from '../store/receiving-route.ts';
+import { noteAccepted } from '../telemetry/counted.ts';
+import { forwards } from '../telemetry/instruments.ts';
 import { isRepeated, repeatKeyOf, REPEATS_MAX } from './forward-repeats.ts';
 import { decideForward, type ForwardDecision } from './forward-decision.ts';
 import {
@@ -399,7 +401,11 @@ async function endTask(
       isCertainlyLost = false;
       return true;
     });
-    if (isOurs) return email;
+    if (isOurs) {
+      forwards.inc({ status: facts.status, reason: facts.reason ?? 'none' });
+      if (email !== null) noteAccepted([email]);
+      return email;
+    }
   } catch (error) {
     if (isCertainlyLost && email !== null) await removeBlob(d.blobs, email);
     throw error;

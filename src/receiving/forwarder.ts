@@ -2,6 +2,7 @@
 // processes may do so at once: a task that one of them took is not due for the others for a while, and after a crash it
 // is due again; that it is carried out once is decided by who removes it (forward-task.ts). Tenants take turns, and of a
 // tenant's tasks those of replays come last.
+import { AsyncLocalStorage } from 'node:async_hooks';
 import type { Logger } from '../log.ts';
 import type { NewEmail } from '../queue/enqueue.ts';
 import { LOWEST_ID } from '../store/id.ts';
@@ -65,7 +66,16 @@ export function startForwarder(d: ForwarderDependencies): Forwarder {
       else return await runForward(d, task);
     } catch (error) {
       if (isDatabaseUnavailable(error)) throw error;
-      d.log.error({ err: error, task: task.id, tries: task.tries }, 'a message was not forwarded');
+      d.log.error(
+        {
+          err: error,
+          task_id: task.id,
+          tenant_id: task.tenantId,
+          received_email_id: task.receivedEmailId,
+          tries: task.tries,
+        },
+        'a message was not forwarded',
+      );
       await putOff(d, task);
     }
     return null;
@@ -115,7 +125,8 @@ export function startForwarder(d: ForwarderDependencies): Forwarder {
     return tasks.length > 0;
   };
 
-  const run = async (): Promise<void> => {
+  // In the context of the start, as in jobs/turns.ts.
+  const run = AsyncLocalStorage.bind(async (): Promise<void> => {
     while (isWanted && !isStopped) {
       isWanted = false;
       try {
@@ -127,7 +138,7 @@ export function startForwarder(d: ForwarderDependencies): Forwarder {
         later(RETRY_MS);
       }
     }
-  };
+  });
 
   const nudge = (): void => {
     isWanted = true;

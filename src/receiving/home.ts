@@ -20,6 +20,7 @@ import { describeNullSender } from '../sending/dsn.ts';
 import { removeBlobs } from '../sending/store-emails.ts';
 import { findSuppressed, type NewEmailDependencies } from '../sending/new-email.ts';
 import { newId } from '../store/id.ts';
+import { noteAccepted } from '../telemetry/counted.ts';
 import { OWN_HOPS_MAX } from './forward-decision.ts';
 import { isReturnPathDomain } from './returned.ts';
 
@@ -157,9 +158,14 @@ export async function takeForwardReturn(
       isCertainlyLost = false;
       return isFirst;
     });
-    if (isNew) d.onReady();
-    else await removeBlobs(d.blobs, [email]);
-    d.log.debug({ email: place.emailId, isNew }, 'mail to a rewritten sender went on');
+    if (isNew) {
+      noteAccepted([email]);
+      d.onReady();
+    } else await removeBlobs(d.blobs, [email]);
+    d.log.debug(
+      { email_id: place.emailId, tenant_id: place.tenantId, is_new: isNew },
+      'mail to a rewritten sender went on',
+    );
     return { kind: 'taken' };
   } catch (error) {
     if (isCertainlyLost) await removeBlobs(d.blobs, [email]).catch(() => undefined);

@@ -54,7 +54,10 @@ export function startLateReader(d: {
       if (found === null || isStopped) return;
       await readOne(found).catch((err: unknown) => {
         if (isDatabaseUnavailable(err)) throw err;
-        d.log.error({ err, email: found.id }, 'a received message could not be read');
+        d.log.error(
+          { err, received_email_id: found.id, tenant_id: found.tenantId },
+          'a received message could not be read',
+        );
       });
     }
   };

@@ -112,6 +112,14 @@ function checkFilters(tenantId: string, { answersEmailId, ...dates }: ReceivedFi
   ];
 }
 
+/** Retention took it away. */
+const REMOVED: ReceivedRecord['content'] = {
+  html: null,
+  text: null,
+  headers: null,
+  rawSizeBytes: 0,
+};
+
 /** The tenant's received email, or null: missing and foreign are the same. */
 export async function findReceived(
   store: Store,
@@ -121,11 +129,8 @@ export async function findReceived(
   const em = store.em();
   const email = await em.findOne(ReceivedEmail, { tenantId, id });
   if (email === null) return null;
-  const content = await em.findOneOrFail(
-    ReceivedContent,
-    { tenantId, emailId: id },
-    { exclude: ['raw'] },
-  );
+  const content =
+    (await em.findOne(ReceivedContent, { tenantId, emailId: id }, { exclude: ['raw'] })) ?? REMOVED;
   const newest = await em.find(
     ForwardingAttempt,
     { tenantId, receivedEmailId: id },

@@ -72,7 +72,7 @@ export async function takeReport(
   let isNow = true;
   for (const subject of named === null ? message.subjects : [named]) {
     const result = await settleReport(d.store, subject, { report, rules: d.bounceRules });
-    d.log.debug({ email: subject.emailId, report: report.kind, result }, 'a report came back');
+    d.log.debug({ email_id: subject.emailId, report: report.kind, result }, 'a report came back');
     if (result === 'not_now') isNow = false;
   }
   return isNow;

@@ -6,6 +6,7 @@ import { Refusal } from '../access/refusal.ts';
 import type { Logger } from '../log.ts';
 import type { NewEmail } from '../queue/enqueue.ts';
 import { withdrawEmails } from '../queue/withdraw.ts';
+import { acceptedEmails } from '../telemetry/instruments.ts';
 import { findAuthorDomain, type AuthorDomain, type CompletionDependencies } from './complete.ts';
 import {
   BroadcastBroken,
@@ -67,10 +68,14 @@ export function createFanOut(d: FanOutDependencies): FanOut {
       const done = await batch(about, false).catch((error: unknown) => {
         // Something that cannot be made or stored: once more, each email alone, so that it fails for nobody else.
         if (!isRefused(error) && !(error instanceof Uncomposable)) throw error;
-        d.log.warn({ err: error, broadcast: queued.id }, 'an email of a broadcast is left out');
+        d.log.warn(
+          { err: error, broadcast_id: queued.id, tenant_id: queued.tenantId },
+          'an email of a broadcast is left out',
+        );
         return batch(about, true);
       });
       if (done === null) return false;
+      acceptedEmails.inc({ channel: 'broadcast' }, done.emails);
       if (done.emails > 0) d.onReady();
       return !done.isOver;
     } catch (error) {
@@ -82,7 +87,10 @@ export function createFanOut(d: FanOutDependencies): FanOut {
       // must not keep the others from their turn. Where it is away, this says so.
       await putOff(pool, queued);
       if (!isLocked(error)) {
-        d.log.error({ err: error, broadcast: queued.id }, 'a batch of a broadcast failed');
+        d.log.error(
+          { err: error, broadcast_id: queued.id, tenant_id: queued.tenantId },
+          'a batch of a broadcast failed',
+        );
       }
       return false;
     }
@@ -151,7 +159,10 @@ export function createFanOut(d: FanOutDependencies): FanOut {
       }
       return true;
     } catch (err) {
-      d.log.warn({ err, broadcast: id }, 'taking back a broadcast stopped; it goes on later');
+      d.log.warn(
+        { err, broadcast_id: id, tenant_id: tenantId },
+        'taking back a broadcast stopped; it goes on later',
+      );
       return false;
     }
   };

@@ -4,6 +4,7 @@
 // deliveries that are ready; or, when the files cannot be had, deliveries that failed with a sentence that says which
 // file, which host and what to fix. Trouble that may pass is tried again, and each failed try is a fact of the
 // timeline. A crash costs a try at most: the lease ends, somebody else claims, and only the first to finish counts.
+import { AsyncLocalStorage } from 'node:async_hooks';
 import { mkdir, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { Refusal } from '../access/refusal.ts';
@@ -17,6 +18,7 @@ import {
   type ClaimedFetch,
 } from '../queue/prepare.ts';
 import type { BlobStore } from '../store/blob.ts';
+import { isBlobsUnavailable } from '../store/blobs-unavailable.ts';
 import { newId } from '../store/id.ts';
 import type { Store } from '../store/orm.ts';
 import type { TrackingTokens } from '../tracking/tokens.ts';
@@ -77,14 +79,15 @@ export async function startFetcher(options: FetcherOptions): Promise<Fetcher> {
     clearTimeout(timer);
     if (!stopping.signal.aborted) timer = setTimeout(look, ms);
   };
-  const look = (): void => {
+  // In the context of the start, as in jobs/turns.ts.
+  const look = AsyncLocalStorage.bind((): void => {
     if (looking !== null) return;
     lookedAt = performance.now();
     looking = claimMore().finally(() => {
       looking = null;
       plan(SWEEP_MS);
     });
-  };
+  });
   const claimMore = async (): Promise<void> => {
     const room = EMAILS_MAX - active.size;
     if (room === 0 || stopping.signal.aborted) return;
@@ -118,9 +121,12 @@ export async function startFetcher(options: FetcherOptions): Promise<Fetcher> {
       await prepareIn(claimed, folder);
     } catch (error) {
       if (!stopping.signal.aborted) {
-        log.error({ err: error, email: claimed.emailId }, 'an email could not be prepared');
+        log.error(
+          { err: error, email_id: claimed.emailId, tenant_id: claimed.tenantId },
+          'an email could not be prepared',
+        );
       }
-      await setAside(claimed).catch((late: unknown) =>
+      await setAside(claimed, isBlobsUnavailable(error)).catch((late: unknown) =>
         log.warn({ err: late }, 'a lease is left to end by itself'),
       );
     }
@@ -130,12 +136,14 @@ export async function startFetcher(options: FetcherOptions): Promise<Fetcher> {
   };
 
   /** Nothing that speaks against the email: it is tried again, the next time later, since a full disk takes a while. */
-  const setAside = (claimed: ClaimedFetch): Promise<boolean> =>
+  const setAside = (claimed: ClaimedFetch, isStoreAway = false): Promise<boolean> =>
     deferFetch(store.pool, claimed, {
       delayMs: stopping.signal.aborted
         ? 0
         : (retryDelaysMs[Math.min(claimed.attempt, retryDelaysMs.length) - 1] ?? 0),
       error: 'interrupted',
+      // It may be away for longer than an email is tried.
+      isCounted: !isStoreAway,
     });
 
   const prepareIn = async (claimed: ClaimedFetch, folder: string): Promise<void> => {

@@ -6,7 +6,7 @@ import type { Store } from '../store/orm.ts';
 import { checkEmailFilters, type CheckedFilters, type EmailFilters } from './search.ts';
 
 export type EmailRecord = InstanceType<typeof Email.class> & {
-  readonly content: InstanceType<typeof EmailContent.class>;
+  readonly content: Pick<InstanceType<typeof EmailContent.class>, 'html' | 'text' | 'headers'>;
 };
 export interface EmailPage {
   readonly items: readonly InstanceType<typeof Email.class>[];
@@ -240,6 +240,8 @@ function matching(wanted: Wanted): Statement {
   return { text, values };
 }
 
+const REMOVED: EmailRecord['content'] = { html: null, text: null, headers: null };
+
 /** The tenant's email with its content, or null: missing and foreign are the same. */
 export async function findEmail(
   store: Store,
@@ -249,10 +251,11 @@ export async function findEmail(
   const em = store.em();
   const email = await em.findOne(Email, { tenantId, id });
   if (email === null) return null;
-  const content = await em.findOneOrFail(
+  const content = await em.findOne(
     EmailContent,
     { tenantId, emailId: id },
-    { exclude: ['raw'] },
+    { fields: ['html', 'text', 'headers'] },
   );
-  return Object.assign(email, { content }) as unknown as EmailRecord;
+  // Retention may have taken it away since the email was read.
+  return Object.assign(email, { content: content ?? REMOVED });
 }

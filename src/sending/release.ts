@@ -34,6 +34,7 @@ export async function releaseGivenUp(
 ): Promise<readonly string[]> {
   const message = await findMessageBlob(d.store.pool, tenantId, about.id);
   if (message === null) throw new Refusal('not_found', 'Email not found');
+  if (message.removedAt !== null) throw refuseRemoved(message.removedAt);
   if (message.blobKey !== null && !(await isThere(d.blobs, message.blobKey))) {
     throw new Refusal(
       'message_missing',
@@ -46,12 +47,19 @@ export async function releaseGivenUp(
     { includeUnknown: about.includeUnknown, lifetimeMs: d.lifetimeMs },
   );
   if (release.outcome === 'not_found') throw new Refusal('not_found', 'Email not found');
+  if (release.outcome === 'removed') throw refuseRemoved(release.at);
   if (release.outcome === 'nothing') {
     throw new Refusal('nothing_to_release', REASONS[release.why]);
   }
   d.onReady();
   return release.recipients;
 }
+
+const refuseRemoved = (at: Date): Refusal =>
+  new Refusal(
+    'message_missing',
+    `What this email said was removed on ${at.toISOString()}, as old as the operator keeps it, so it cannot be sent again. Send the email anew.`,
+  );
 
 async function isThere(blobs: BlobStore, key: string): Promise<boolean> {
   const stream = await blobs.read(key, { offset: 0, length: 1 });

@@ -5,6 +5,8 @@ import { enqueue, type NewEmail } from '../queue/enqueue.ts';
 import type { GroupCommit } from '../queue/group-commit.ts';
 import type { BlobStore } from '../store/blob.ts';
 import type { Store } from '../store/orm.ts';
+import { noteAccepted } from '../telemetry/counted.ts';
+import { traced } from '../telemetry/trace.ts';
 import { takeKey, type IdempotentRequest, type StoredAnswer } from './idempotency.ts';
 
 export interface StoringDependencies {
@@ -20,7 +22,19 @@ export interface Accepted extends StoredAnswer {
 }
 
 /** Stores the emails, or replays the answer that the key has already. Durable when it resolves. */
-export async function storeEmails(
+export function storeEmails(
+  d: StoringDependencies,
+  emails: readonly NewEmail[],
+  about: { readonly key: IdempotentRequest | null; readonly answer: StoredAnswer },
+): Promise<Accepted> {
+  return traced('accept', {}, async (span) => {
+    const accepted = await storeOnce(d, emails, about);
+    if (!accepted.replayed) noteAccepted(emails, span);
+    return accepted;
+  });
+}
+
+async function storeOnce(
   d: StoringDependencies,
   emails: readonly NewEmail[],
   { key, answer }: { readonly key: IdempotentRequest | null; readonly answer: StoredAnswer },

@@ -15,6 +15,16 @@ import type { FindListing } from '../receiving/dnsbl.ts';
 import { isProven, type GreylistQuestion } from '../receiving/greylist.ts';
 import type { ForwardReturnResult, ReturnedMessage } from '../receiving/home.ts';
 import type { ReceivingPolicy } from '../receiving/policy.ts';
+import {
+  inboundBytes,
+  inboundConnections,
+  inboundDuration,
+  inboundMessages,
+  inboundOpen,
+  inboundRecipients,
+  inboundVerdicts,
+} from '../telemetry/instruments.ts';
+import { traced } from '../telemetry/trace.ts';
 import { createByteGate } from './byte-gate.ts';
 import { createClientCount, createConnectionRate } from './client-count.ts';
 import { Listener, refusal, type Reply } from './listener.ts';
@@ -136,6 +146,8 @@ const COPIES = 2;
 /** What a stream says whose client is lost before the final dot. */
 const GONE = new Set(['ECONNECTION', 'ERR_STREAM_PREMATURE_CLOSE']);
 const STOP_GRACE_MS = 5_000;
+/** In a span. */
+const SHOWN_IDS_MAX = 10;
 
 /** Resolves when it listens; rejects when it cannot (a port in use). */
 export async function startMx(options: MxOptions): Promise<MxListener> {
@@ -159,7 +171,7 @@ export async function startMx(options: MxOptions): Promise<MxListener> {
   const server = new Listener(
     {
       name: options.hostname,
-      banner: 'ESMTP',
+      banner: 'Mailstead',
       heloResponse: '%s greets %s',
       size: limits.messageBytesMax,
       rejectOversized: true,
@@ -197,8 +209,12 @@ export async function startMx(options: MxOptions): Promise<MxListener> {
       onRcptTo: ({ address }, session, reply) => {
         const envelope = envelopes.get(session) ?? emptyEnvelope();
         within(limits.answerMaxMs, decide(address, session, envelope)).then(
-          (refused) => reply(refused === null ? null : refusal(refused)),
+          (refused) => {
+            inboundRecipients.inc({ code: classOf(refused) });
+            reply(refused === null ? null : refusal(refused));
+          },
           (err: unknown) => {
+            inboundRecipients.inc({ code: classOf(replies.AWAY) });
             log.warn({ err }, 'a recipient could not be decided');
             reply(refusal(replies.AWAY));
           },
@@ -213,7 +229,11 @@ export async function startMx(options: MxOptions): Promise<MxListener> {
       reword: replies.reword,
       takesAnyName: true,
       takesOldSenders: true,
-      admit,
+      admit(address) {
+        const refused = admit(address);
+        inboundConnections.inc({ result: refused === null ? 'admitted' : 'refused' });
+        return refused;
+      },
       onGone: (address) => clients.leave(address),
       isProxy: (address) => policy().isProxy(address),
       judge: conduct.judge,
@@ -271,7 +291,12 @@ export async function startMx(options: MxOptions): Promise<MxListener> {
     // What belongs to this message is kept: the session is used for the next one.
     const transaction = transactionOf(session);
     const envelope = envelopes.get(session) ?? emptyEnvelope();
-    const finish = (error: Error | null, text?: string): void => {
+    let dottedAt = performance.now();
+    const finish = (refused: Reply | null, text?: string): void => {
+      const error = refused === null ? null : refusal(refused);
+      inboundDuration.observe((performance.now() - dottedAt) / 1_000);
+      const result = refused !== null || stream.sizeExceeded ? 'refused' : 'taken';
+      inboundMessages.inc({ result, code: stream.sizeExceeded ? '5xx' : classOf(refused) });
       if (error === null && text !== undefined) conduct.forgive(session);
       answer(error, text);
       if (stopping !== null) server.dismiss(session.id);
@@ -279,18 +304,39 @@ export async function startMx(options: MxOptions): Promise<MxListener> {
     let message: SpooledMessage;
     try {
       message = await spool.receive(stream);
+      dottedAt = performance.now();
+      inboundBytes.inc(message.sizeBytes);
     } catch (error) {
       if (GONE.has(String((error as NodeJS.ErrnoException).code))) {
+        inboundMessages.inc({ result: 'lost', code: 'none' });
         return log.debug({ err: error }, 'a client left before the end of its message');
       }
       log.warn({ err: error }, 'an incoming message has no place to be kept while it arrives');
-      return finish(refusal(replies.replyToFailure(error)));
+      return finish(replies.replyToFailure(error));
     }
     let isLate = false;
     const work = stream.sizeExceeded
       ? Promise.resolve({ text: '' }) // smtp-server says 552
       : gate(message.sizeBytes * COPIES, async () =>
-          isLate ? { refused: replies.AWAY } : handOver(message, transaction, envelope),
+          isLate
+            ? { refused: replies.AWAY }
+            : traced(
+                'inbound message',
+                {
+                  kind: 'server',
+                  parent: null,
+                  attributes: { 'mailstead.session_id': session.id },
+                },
+                async (span) => {
+                  const handed = await handOver(message, transaction, envelope);
+                  const isRefused = 'refused' in handed;
+                  span?.set({
+                    'mailstead.smtp_code': isRefused ? handed.refused.code : 250,
+                    'mailstead.size_bytes': message.sizeBytes,
+                  });
+                  return handed;
+                },
+              ),
         );
     // Also when nobody waits for it any more.
     const discarded = work.then(
@@ -299,15 +345,15 @@ export async function startMx(options: MxOptions): Promise<MxListener> {
     );
     try {
       const outcome = await within(limits.answerMaxMs, work);
-      if ('refused' in outcome) finish(refusal(outcome.refused));
+      if ('refused' in outcome) finish(outcome.refused);
       else finish(null, outcome.text);
     } catch (error) {
       isLate = true;
       log.error(
-        { err: error, sizeBytes: message.sizeBytes },
+        { err: error, size_bytes: message.sizeBytes },
         'an incoming message could not be stored',
       );
-      finish(refusal(replies.replyToFailure(error)));
+      finish(replies.replyToFailure(error));
     }
     await discarded.catch((err: unknown) => log.warn({ err }, 'a spool file stays'));
   }
@@ -332,6 +378,7 @@ export async function startMx(options: MxOptions): Promise<MxListener> {
       options.verify === null || receivers.length === 0
         ? null
         : await options.verify({ raw: examined.message, mailFrom, client, receivers });
+    if (verified !== null) inboundVerdicts.inc({ result: verified.authentication.dmarc.result });
     if (verified !== null && verified.refused !== null) return { refused: verified.refused };
     if (
       rules.greylisting.enabled &&
@@ -359,15 +406,19 @@ export async function startMx(options: MxOptions): Promise<MxListener> {
       if (result.kind === 'refused') return { refused: result };
     }
     if (receivers.length === 0) return { text: '2.0.0 Ok: read' };
-    const ids = await options.receive({
-      mailFrom,
-      receivers,
-      unrouteable: [...envelope.unrouteable.values()],
-      raw,
-      traceSizeBytes: trace.length,
-      receivedAt,
-      client,
-      authentication: verified?.authentication ?? null,
+    const ids = await traced('receive', {}, async (span) => {
+      const stored = await options.receive({
+        mailFrom,
+        receivers,
+        unrouteable: [...envelope.unrouteable.values()],
+        raw,
+        traceSizeBytes: trace.length,
+        receivedAt,
+        client,
+        authentication: verified?.authentication ?? null,
+      });
+      span?.set({ 'mailstead.received_email_ids': stored.slice(0, SHOWN_IDS_MAX).join(' ') });
+      return stored;
     });
     // A feedback loop may have its address anywhere. What is stored needs no second try.
     if (subjects.length === 0) await options.takeReport({ raw, subjects });
@@ -388,14 +439,22 @@ export async function startMx(options: MxOptions): Promise<MxListener> {
   server.on('error', (err) => log.debug({ err }, 'an inbound connection failed'));
   watch();
   const port = await server.open(options.port, options.host);
+  const unmeasure = inboundOpen.read(() => [[{}, server.connections.size]]);
   const watching = setInterval(watch, limits.watchMs);
   watching.unref();
   return {
     port,
     updateCertificate: ({ key, cert }) => server.updateSecureContext({ key, cert }),
-    stop: () => (stopping ??= server.end(STOP_GRACE_MS).finally(() => clearInterval(watching))),
+    stop: () =>
+      (stopping ??= server.end(STOP_GRACE_MS).finally(() => {
+        unmeasure();
+        clearInterval(watching);
+      })),
   };
 }
+
+const classOf = (refused: Reply | null): string =>
+  refused === null ? '2xx' : `${Math.floor(refused.code / 100)}xx`;
 
 /** Programs of this machine, its own deliveries among them. */
 const isLoopback = (address: string): boolean =>

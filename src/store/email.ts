@@ -65,6 +65,8 @@ export const Email = defineEntity({
     providerNextRetryAt: p.datetime().nullable(),
     providerLastError: p.json<ProviderError>().nullable(),
     providerDeadLetteredAt: p.datetime().nullable(),
+    /** Retention took away what it says: it has no EmailContent and no attachments any more. */
+    contentRemovedAt: p.datetime().nullable(),
   },
 });
 

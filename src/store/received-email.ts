@@ -102,6 +102,8 @@ export const ReceivedEmail = defineEntity({
     /** Of the client that handed it over. */
     remoteAddress: p.text().nullable(),
     helo: p.text().nullable(),
+    /** Retention took away what it says: it has no ReceivedContent any more. */
+    contentRemovedAt: p.datetime().nullable(),
   },
 });
 

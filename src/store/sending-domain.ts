@@ -23,6 +23,9 @@ export const recordKinds = [
   'receiving_mx',
   'tracking_cname',
   'dmarc',
+  'mta_sts_txt',
+  'mta_sts_host',
+  'tls_rpt',
 ] as const;
 export type RecordKind = (typeof recordKinds)[number];
 
@@ -41,6 +44,10 @@ export type TlsMode = (typeof tlsModes)[number];
 
 export const inboundDmarcModes = ['reject', 'tag'] as const;
 export type InboundDmarc = (typeof inboundDmarcModes)[number];
+
+/** The mode of the MTA-STS policy that we serve for a domain; `off`: none is served. */
+export const stsHostings = ['off', 'none', 'testing', 'enforce'] as const;
+export type StsHosting = (typeof stsHostings)[number];
 
 export const SendingDomain = defineEntity({
   name: 'SendingDomain',
@@ -61,6 +68,7 @@ export const SendingDomain = defineEntity({
     tls: p.enum(tlsModes),
     /** What becomes of mail to this domain that its author's DMARC policy says to reject. */
     inboundDmarc: p.enum(inboundDmarcModes),
+    mtaSts: p.enum(stsHostings),
     sending: p.boolean(),
     receiving: p.boolean(),
     /** The DNS is right for sending, or was less than 72 h ago. Mail leaves when `sending` is on, too. */

@@ -2,6 +2,7 @@
 // everything that a statement held, its parameters and rows, outlives young garbage collections (a function is made
 // and stored for every statement, and V8 takes such functions for old): the process then needs twice the memory.
 import { Client } from 'pg';
+import { noteStatement } from './measured-pool.ts';
 
 type Done = (error: Error | null | undefined, result?: unknown) => void;
 type Query = (this: Client, config: unknown, values?: unknown, done?: Done) => unknown;
@@ -17,10 +18,12 @@ export function clientWithTimeout(maxMs: () => number): typeof Client {
   const timed = (client: Client, statement: readonly [unknown, unknown], done: Done): void => {
     let isDone = false;
     let timer: NodeJS.Timeout | null = null;
+    const begunAt = performance.now();
     const answered: Done = (error, result) => {
       if (isDone) return;
       isDone = true;
       if (timer !== null) clearTimeout(timer);
+      noteStatement(begunAt, error);
       done(error, result);
     };
     plain.call(client, ...statement, answered);

@@ -15,6 +15,7 @@ import { isUuid, NEW_ID, newId } from '../store/id.ts';
 import type { Store } from '../store/orm.ts';
 import { askTogether } from '../store/together.ts';
 import { Suppression, type suppressionOrigins } from '../store/suppression.ts';
+import { suppressionsAdded } from '../telemetry/instruments.ts';
 import { isHooked } from '../timeline/outbox.ts';
 
 type Queryable = Pick<Pool | PoolClient, 'query'>;
@@ -134,15 +135,16 @@ export interface NewSuppression {
 /** Inside the caller's transaction. An address that is suppressed already keeps the reason it has. */
 export async function suppress(db: Queryable, list: readonly NewSuppression[]): Promise<void> {
   if (list.length === 0) return;
-  await db.query({
+  const { rows } = await db.query<{ origin: string }>({
     text: `with added as (
         insert into suppression (tenant_id, id, address, origin, source_id)
         select * from unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::uuid[])
           as one (tenant_id, id, address, origin, source_id)
         order by one.tenant_id, one.address
         on conflict (tenant_id, address) do nothing
-        returning *)
-      ${tell('suppression.added', 'added')}`,
+        returning *
+      ), told as (${tell('suppression.added', 'added')})
+      select origin from added`,
     values: [
       list.map(({ tenantId }) => tenantId),
       list.map(() => newId()),
@@ -151,6 +153,7 @@ export async function suppress(db: Queryable, list: readonly NewSuppression[]): 
       list.map(({ sourceId }) => sourceId),
     ],
   });
+  for (const { origin } of rows) suppressionsAdded.inc({ origin });
 }
 
 /**
@@ -299,6 +302,7 @@ async function insert(
   addresses: readonly string[],
 ): Promise<readonly string[]> {
   const distinct = [...new Set(addresses)].toSorted();
+  const ids = distinct.map(() => newId());
   const { rows } = await db.query<{ id: string; address: string }>(
     `with kept as (
        insert into suppression (tenant_id, id, address, origin)
@@ -309,8 +313,9 @@ async function insert(
        returning *
      ), told as (${tell('suppression.added', '(select * from kept where id = any ($2::uuid[]))')})
      select id, address from kept`,
-    [tenantId, distinct.map(() => newId()), distinct],
+    [tenantId, ids, distinct],
   );
+  suppressionsAdded.inc({ origin: 'manual' }, rows.filter(({ id }) => ids.includes(id)).length);
   const idOf = new Map(rows.map(({ id, address }) => [address, id]));
   return addresses.map((address) => idOf.get(address)!);
 }

@@ -28,13 +28,14 @@ export const eventTypes = [
   'topic.created',
   'topic.updated',
   'topic.deleted',
+  'doctor.finding_changed',
 ] as const;
 export type EventType = (typeof eventTypes)[number];
 
 export interface OutboxEvent {
   readonly tenantId: string;
   readonly type: EventType;
-  /** The email, received email, contact, domain, suppression or topic. */
+  /** The email, received email, contact, domain, suppression, topic or finding. */
   readonly subjectId: string;
   /**
    * Of `email.*`: what this event adds to the email's own data, and `recipient` where it is about one of several. Of all

@@ -63,7 +63,7 @@ export async function readTrace(
       return {
         deliveries,
         entries: await em.find(TimelineEntry, ofEmail, { limit: EVENTS_MAX }),
-        attempts: await em.find(Attempt, ofEmail, { limit: EVENTS_MAX }),
+        attempts: await findAttempts(em, ofEmail),
         fetch: await findFetch(em, ofEmail),
         obstacles: await findObstacles(em, tenantId, deliveries),
       };
@@ -83,6 +83,15 @@ export async function readTrace(
     recipients: deliveries.map(presentRecipient),
     waiting: explain({ ...rows, isOperator: reader.isOperator }),
   };
+}
+
+/** Of more than the limit, the last ones; in order. */
+async function findAttempts(
+  em: SqlEntityManager,
+  of: { readonly tenantId: string; readonly emailId: string },
+): Promise<readonly InstanceType<typeof Attempt.class>[]> {
+  const orderBy = { number: 'desc', position: 'desc' } as const;
+  return (await em.find(Attempt, of, { orderBy, limit: EVENTS_MAX })).toReversed();
 }
 
 async function findFetch(

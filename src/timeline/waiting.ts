@@ -362,7 +362,7 @@ function explainLane(lane: LaneFacts, isOperator: boolean): Explained | null {
 function busyWords(lane: LaneFacts): string | null {
   switch (lane.limitedBy) {
     case 'connections':
-      return `${lane.connections} of at most ${lane.connectionsMax} connections are in use`;
+      return `${lane.connectionsMax} of at most ${lane.connectionsMax} connections are in use by all workers together`;
     case 'concurrency':
       return `its hosts are trusted with ${Math.floor(lane.concurrency)} connections at a time by now, of at most ${lane.connectionsMax}`;
     case 'rate':

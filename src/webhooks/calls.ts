@@ -1,9 +1,12 @@
 // Calls endpoints: claims events that are due, whoever's turn it is (turns.ts), signs the stored bytes, calls, and stores
 // what came of it in groups. An event whose process dies between claim and result is called again with the same id when
 // its lease is over: at least once, and receivers tell copies apart by the id.
+import { AsyncLocalStorage } from 'node:async_hooks';
 import type { Logger } from '../log.ts';
 import { LOWEST_ID } from '../store/id.ts';
 import type { Store } from '../store/orm.ts';
+import { webhookCalls, webhookDuration } from '../telemetry/instruments.ts';
+import { beginSpan } from '../telemetry/trace.ts';
 import { createCaller, CALL_MAX_MS, type Answer } from './call.ts';
 import {
   claimDue,
@@ -182,6 +185,16 @@ export function startCalls(d: CallsOptions): Calls {
     const { event, endpoint } = held;
     const sentAt = d.now();
     const startedMs = performance.now();
+    const span = beginSpan('webhook call', {
+      kind: 'client',
+      parent: null,
+      attributes: {
+        'mailstead.webhook_id': event.webhookId,
+        'mailstead.tenant_id': event.tenantId,
+        'mailstead.webhook_event_id': showEventId(event.id),
+        'mailstead.attempt': event.attempts + 1,
+      },
+    });
     let answer: Answer;
     try {
       const secrets = secretsOf(event);
@@ -205,12 +218,15 @@ export function startCalls(d: CallsOptions): Calls {
               signal: stopping.signal,
             });
     } catch (error) {
-      d.log.error({ err: error, webhook: event.webhookId }, 'an endpoint could not be called');
+      noteCall('not_called', startedMs);
+      span?.end('not_called');
+      d.log.error({ err: error, ...aboutEvent(event) }, 'an endpoint could not be called');
       release(held, new Date(sentAt.getTime() + OWN_FAULT_DELAY_MS));
       return;
     }
     const { httpStatus } = answer;
     if (httpStatus === null && stopping.signal.aborted) {
+      span?.end('aborted');
       release(held);
       return;
     }
@@ -219,10 +235,14 @@ export function startCalls(d: CallsOptions): Calls {
     if (isAcknowledged) turns.acknowledged(endpoint);
     else turns.failed(endpoint);
     const isGone = httpStatus === HTTP_GONE;
+    const outcome = isAcknowledged ? 'acknowledged' : isGone ? 'gone' : 'failed';
+    noteCall(outcome, startedMs);
+    span?.set({ 'http.response.status_code': httpStatus ?? 0, 'mailstead.outcome': outcome });
+    span?.end(isAcknowledged ? undefined : outcome);
     if (isGone) giveBack(endpoint);
     finish(held, {
       event,
-      outcome: isAcknowledged ? 'acknowledged' : isGone ? 'gone' : 'failed',
+      outcome,
       attempt,
       nextAt: isAcknowledged || isGone ? null : nextCall(event.attempts, d),
     });
@@ -232,7 +252,7 @@ export function startCalls(d: CallsOptions): Calls {
     try {
       return unsealSecret(d.key, event, sealed);
     } catch (error) {
-      d.log.error({ err: error, webhook: event.webhookId }, 'a signing secret cannot be read');
+      d.log.error({ err: error, ...aboutEvent(event) }, 'a signing secret cannot be read');
       return null;
     }
   };
@@ -269,7 +289,10 @@ export function startCalls(d: CallsOptions): Calls {
     for (;;) {
       try {
         for (const { reason, ...key } of await settle(d.store, results, d.now())) {
-          d.log.warn({ ...key, reason }, 'a webhook endpoint was disabled');
+          d.log.warn(
+            { tenant_id: key.tenantId, webhook_id: key.webhookId, reason },
+            'a webhook endpoint was disabled',
+          );
         }
         return;
       } catch (error) {
@@ -280,7 +303,8 @@ export function startCalls(d: CallsOptions): Calls {
     }
   };
 
-  const run = async (): Promise<void> => {
+  // In the context of the start, as in jobs/turns.ts.
+  const run = AsyncLocalStorage.bind(async (): Promise<void> => {
     while (isWanted && !isStopped) {
       isWanted = false;
       try {
@@ -293,7 +317,7 @@ export function startCalls(d: CallsOptions): Calls {
         plan(RETRY_MS);
       }
     }
-  };
+  });
 
   const plan = (ms: number): void => {
     clearTimeout(timer);
@@ -332,6 +356,18 @@ export function startCalls(d: CallsOptions): Calls {
     },
   };
 }
+
+function noteCall(outcome: string, startedMs: number): void {
+  webhookCalls.inc({ outcome });
+  webhookDuration.observe((performance.now() - startedMs) / 1_000);
+}
+
+/** For the log. */
+const aboutEvent = ({ tenantId, webhookId, id }: ClaimedEvent) => ({
+  tenant_id: tenantId,
+  webhook_id: webhookId,
+  event_id: showEventId(id),
+});
 
 /** Null: that was the last one. */
 function nextCall(attempts: number, d: Pick<CallsOptions, 'now' | 'random'>): Date | null {

@@ -2,7 +2,7 @@
 import { readFileSync } from 'node:fs';
 import { suite } from 'uvu';
 import * as assert from 'uvu/assert';
-import { providerOf, readProviders, shareOf } from '../../src/delivery/providers.ts';
+import { providerOf, readProviders } from '../../src/delivery/providers.ts';
 import { siteOf } from '../../src/delivery/site.ts';
 
 const shipped = readProviders(
@@ -104,16 +104,5 @@ for (const [words, file] of refused) {
     assert.throws(() => readProviders(file), words);
   });
 }
-
-test('workers share the limits, and none is left with nothing', () => {
-  const limits = { ...shipped.default, connectionsMax: 5, messagesPerSecond: 1 };
-  assert.is(shareOf(limits, 1), limits);
-  const half = shareOf(limits, 2);
-  assert.equal(
-    [half.connectionsMax, half.newConnectionsPerMinute, half.messagesPerSecond],
-    [2, 50, 0.5],
-  );
-  assert.is(shareOf(limits, 8).connectionsMax, 1);
-});
 
 test.run();

@@ -72,7 +72,7 @@ const done = async (id: string): Promise<Body> => {
 /** Files under the folder of blobs, finished or not. */
 const files = (): readonly string[] =>
   readdirSync(join(app.dataDir, 'blobs'), { recursive: true, withFileTypes: true })
-    .filter((entry) => entry.isFile())
+    .filter((entry) => entry.isFile() && entry.name !== 'blob-store-id')
     .map((entry) => entry.name);
 /** A file goes after what is told of it was stored. */
 const untilEmpty = (): Promise<readonly string[]> =>

@@ -50,7 +50,16 @@ const SUMMARY_KEYS = [
   'provider_last_error',
   'provider_dead_lettered_at',
 ];
-const EMAIL_KEYS = [...SUMMARY_KEYS, 'object', 'html', 'text', 'headers', 'tags', 'topic_id'];
+const EMAIL_KEYS = [
+  ...SUMMARY_KEYS,
+  'content_removed_at',
+  'object',
+  'html',
+  'text',
+  'headers',
+  'tags',
+  'topic_id',
+];
 
 const test = suite('contract');
 let app: App;
@@ -154,6 +163,7 @@ test('an email shows every field, as it was given', async () => {
     provider_retry_count: 0,
     provider_next_retry_at: null,
     provider_last_error: null,
+    content_removed_at: null,
     provider_dead_lettered_at: null,
   });
   assert.is(message_id, `<${id}@mailstead.test>`);

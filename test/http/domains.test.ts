@@ -83,22 +83,10 @@ const ARRAY = [
   { name: 'sending', enabled: true },
   { name: 'receiving', enabled: false },
 ];
-const SUMMARY_KEYS = [
-  'object',
-  'id',
-  'name',
-  'status',
-  'region',
-  'custom_return_path',
-  'return_path',
-  'open_tracking',
-  'click_tracking',
-  'tracking_subdomain',
-  'tls',
-  'inbound_dmarc',
-  'capabilities',
-  'created_at',
-];
+const SUMMARY_KEYS = (
+  'object id name status region custom_return_path return_path open_tracking ' +
+  'click_tracking tracking_subdomain tls inbound_dmarc mta_sts capabilities created_at'
+).split(' ');
 
 test('POST /domains: 201, the whole domain with its records', async () => {
   const answer = await app.call<Domain>('POST', '/domains', {
@@ -131,6 +119,7 @@ test('POST /domains: 201, the whole domain with its records', async () => {
     tracking_subdomain: 'links',
     tls: 'enforced',
     inbound_dmarc: 'tag',
+    mta_sts: 'off',
     capabilities: { sending: 'enabled', receiving: 'enabled' },
   });
   assert.equal(

@@ -30,7 +30,10 @@ const isRecording = process.argv.includes('--record');
 const test = suite('examples');
 const text = readFileSync(OPENAPI_PATH, 'utf8');
 const document = JSON.parse(text) as OpenApiDocument;
-const operations = Object.values(document.paths).flatMap((methods) => Object.values(methods));
+/** What they answer is of the machine that is asked; their example is written in their controller. */
+const OF_THE_MACHINE: readonly string[] = ['getDoctor', 'runDoctor'];
+const all = Object.values(document.paths).flatMap((methods) => Object.values(methods));
+const operations = all.filter(({ operationId }) => !OF_THE_MACHINE.includes(operationId));
 const committed: RecordedExamples = isRecording ? {} : readExamples();
 let app: App;
 let recorded: RecordedExamples;
@@ -61,6 +64,16 @@ test('every operation has an example', () => {
     .map(({ operationId }) => operationId)
     .filter((id) => recorded[id] === undefined);
   assert.equal(missing, [], 'the tour of test/support/reference-*.ts does not come by');
+  const written = all.filter(({ responses }) => {
+    const { example, examples } = responses['200']?.content?.['application/json'] ?? {};
+    return example !== undefined || examples !== undefined;
+  });
+  for (const id of OF_THE_MACHINE) {
+    assert.ok(
+      written.some(({ operationId }) => operationId === id),
+      id,
+    );
+  }
 });
 
 if (isRecording) {

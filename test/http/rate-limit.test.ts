@@ -1,5 +1,5 @@
 // The rate limit over HTTP: two appliances on one database share every budget, and every answer says what is left.
-import { mkdtemp, rm } from 'node:fs/promises';
+import { mkdtemp, rm, symlink } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { suite } from 'uvu';
@@ -19,8 +19,10 @@ let second: Appliance;
 let dataDir: string;
 
 test.before(async () => {
-  app = await startApp({ MAILSTEAD_RATE_LIMIT: `${LIMIT}/10m` });
+  const shared = { MAILSTEAD_RATE_LIMIT: `${LIMIT}/10m`, MAILSTEAD_SECRET: 'x'.repeat(64) };
+  app = await startApp(shared);
   dataDir = await mkdtemp(join(tmpdir(), 'mailstead-second-'));
+  await symlink(join(app.dataDir, 'blobs'), join(dataDir, 'blobs'));
   const config = loadConfig({
     MAILSTEAD_MODE: 'development',
     MAILSTEAD_ROLES: 'api',
@@ -29,8 +31,7 @@ test.before(async () => {
     MAILSTEAD_DELIVERY: 'direct',
     MAILSTEAD_HTTP_PORT: '0',
     MAILSTEAD_HTTP_HOST: '127.0.0.1',
-    MAILSTEAD_SECRET: 'x'.repeat(64),
-    MAILSTEAD_RATE_LIMIT: `${LIMIT}/10m`,
+    ...shared,
   });
   second = await startAppliance(config, silent);
 });

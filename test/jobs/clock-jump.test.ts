@@ -50,6 +50,7 @@ const start = (q: Bench, folder: string, watchMs: number): Promise<Upkeep> =>
     onReady: () => undefined,
     pruneSink: () => Promise.resolve(),
     recheckDomains: () => Promise.resolve(),
+    examine: () => Promise.resolve(),
     sendTlsReports: () => Promise.resolve(),
     refreshStsPolicies: () => Promise.resolve(),
     greylistForgetAfterMs: () => 86_400_000,

@@ -55,6 +55,7 @@ for (const backend of ['Postgres', 'MongoDB'] as const) {
       onReady: () => undefined,
       pruneSink: () => Promise.resolve(),
       recheckDomains: () => Promise.resolve(),
+      examine: () => Promise.resolve(),
       sendTlsReports: () => Promise.resolve(),
       refreshStsPolicies: () => Promise.resolve(),
       greylistForgetAfterMs: () => 86_400_000,

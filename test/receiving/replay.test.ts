@@ -5,7 +5,6 @@ import type { Caller } from '../../src/access/keys.ts';
 import { Refusal } from '../../src/access/refusal.ts';
 import {
   createReplayVerbs,
-  forgetOldReplays,
   type CreateReplayRequest,
   type ReplayRecord,
   type ReplayVerbs,
@@ -15,6 +14,7 @@ import { newId } from '../../src/store/id.ts';
 import { addDomain, addReceived, addRule, forgetMail } from '../support/forwarded.ts';
 import { listen } from '../support/outbox.ts';
 import { openQueue, type Bench } from '../support/queue.ts';
+import { removeOld } from '../support/retention.ts';
 
 interface Context {
   q: Bench;
@@ -386,10 +386,10 @@ test('the record of one that ended is kept for 90 days', async (context) => {
   await turn(context);
   const running = await create(context, { ids });
   await q.store.pool.query(`update receiving_replay set updated_at = now() - interval '89 days'`);
-  await forgetOldReplays(q.store, 10);
+  await removeOld(q.store, 'replays');
   assert.ok(await context.verbs.find(context.caller, ended.id));
   await q.store.pool.query(`update receiving_replay set updated_at = now() - interval '91 days'`);
-  await forgetOldReplays(q.store, 10);
+  await removeOld(q.store, 'replays');
   assert.is(await context.verbs.find(context.caller, ended.id), null);
   assert.ok(await context.verbs.find(context.caller, running.id));
 });

@@ -13,6 +13,7 @@ import { createResolver } from '../../src/dns/resolver.ts';
 import type { NewAttachment } from '../../src/queue/enqueue.ts';
 import { startFetcher, type Fetcher, type FetcherOptions } from '../../src/sending/fetcher.ts';
 import { openDiskBlobs, type BlobStore } from '../../src/store/blob.ts';
+import { BlobsUnavailable } from '../../src/store/blobs-unavailable.ts';
 import { newId } from '../../src/store/id.ts';
 import { until } from '../support/app.ts';
 import { createTrackingTokens } from '../../src/tracking/tokens.ts';
@@ -281,6 +282,29 @@ test('trouble that passes is tried again by itself; the spool is empty afterward
   assert.equal(await readdir(join(folder, `spool-${spools}`)), []);
   flaky.closeAllConnections();
   flaky.close();
+});
+
+test('a blob store that is away for long costs an email no try', async () => {
+  let asked = 0;
+  const write: BlobStore['write'] = async (key, chunks) => {
+    asked += 1;
+    if (asked <= 4) throw new BlobsUnavailable('away');
+    await blobs.write(key, chunks);
+  };
+  const large = createServer((_request, response) => response.end(Buffer.alloc(300_000, 'x')));
+  large.listen(0, '127.0.0.1');
+  await once(large, 'listening');
+  const url = `http://127.0.0.1:${(large.address() as AddressInfo).port}/`;
+  await enqueue(1, [byUrl({ url })]);
+  // Two more, and it would be given up.
+  await queue.store.pool.query('update attachment_fetch set attempts = 18');
+  const fetcher = await start({ retryDelaysMs: [1], blobs: { ...blobs, write } });
+  const nudging = setInterval(() => fetcher.nudge(), 10);
+  await untilStates({ ready: 1 });
+  clearInterval(nudging);
+  assert.is(asked, 5);
+  large.closeAllConnections();
+  large.close();
 });
 
 test.run();

@@ -22,7 +22,7 @@ const tls = issue({ names: ['mail.example.com'] });
 test('what is offered, and what is not', async () => {
   const mx = await startTestMx({}, { tls });
   const client = dialMx(mx.port);
-  assert.is(await client.reply(), '220 mail.example.com ESMTP ESMTP');
+  assert.is(await client.reply(), '220 mail.example.com ESMTP Mailstead');
   const offered = (await client.say('EHLO client.test')).split('\n').map((line) => line.slice(4));
   assert.equal(offered, [
     'mail.example.com greets [127.0.0.1]',

@@ -2,7 +2,7 @@
 // with the delays of the schedule under a clock of our own.
 import { suite } from 'uvu';
 import * as assert from 'uvu/assert';
-import { forgetOldWebhookEvents } from '../../src/webhooks/forget.ts';
+import { forgetRemovedEndpoints } from '../../src/webhooks/forget.ts';
 import { RETRY_DELAYS_MS } from '../../src/webhooks/calls.ts';
 import { closeWaiting } from '../../src/webhooks/due-events.ts';
 import { tellWebhooks } from '../../src/timeline/outbox.ts';
@@ -18,6 +18,7 @@ import {
   type Receiver,
   type Teller,
 } from '../support/webhooks.ts';
+import { removeOld } from '../support/retention.ts';
 
 const test = suite('webhook calls');
 let bench: Bench;
@@ -357,12 +358,13 @@ test('what is left of a removed endpoint goes, and old events are forgotten', as
     () => counts(kept),
     ({ failed }) => failed === 3,
   );
-  const forget = (inDays: number, max: number): Promise<number> =>
-    forgetOldWebhookEvents(bench.store.pool, max, new Date(Date.now() + inDays * 86_400_000));
-  await forget(29, 10_000);
+  const forget = (inDays: number): Promise<number> =>
+    removeOld(bench.store, 'webhook_events', new Date(Date.now() + inDays * 86_400_000));
+  await forget(29);
   assert.equal(await counts(kept), { failed: 3 });
-  assert.is(await forget(31, 2), 2);
-  while ((await forget(31, 10_000)) > 0);
+  while ((await forgetRemovedEndpoints(bench.store.pool, 10_000)) > 0);
+  assert.equal(await counts(kept), { failed: 3 });
+  await forget(31);
   assert.equal(await counts(kept), {});
   const { rows } = await bench.store.pool.query(
     'select 1 from webhook_attempt where webhook_id = $1',
@@ -381,13 +383,9 @@ test('of an email that waited for long it is not forgotten at once that it was s
      values ($1, $2, $3, 'email.sent', '{}', 'success', $4)`,
     [tenantId, webhookId, idNamed('email.sent x', told.getTime() - 40 * 86_400_000), told],
   );
-  await forgetOldWebhookEvents(bench.store.pool, 10_000, told);
+  await removeOld(bench.store, 'webhook_events', told);
   assert.equal(await counts(webhookId), { success: 1 });
-  await forgetOldWebhookEvents(
-    bench.store.pool,
-    10_000,
-    new Date(told.getTime() + 31 * 86_400_000),
-  );
+  await removeOld(bench.store, 'webhook_events', new Date(told.getTime() + 31 * 86_400_000));
   assert.equal(await counts(webhookId), {});
 });
 
