@@ -22,12 +22,17 @@ test.before(async (context) => {
   context.tally = await startTally();
   // Empty: four processes that start together make the schema, the first tenant and the mark of the bucket.
   context.database = await freshDatabase();
-  context.fleet = await startFleet({
-    databaseUrl: context.database.url,
-    blobStore: context.s3.url,
-    smarthostPort: context.tally.port,
-    workers: 0,
-  });
+  try {
+    context.fleet = await startFleet({
+      databaseUrl: context.database.url,
+      blobStore: context.s3.url,
+      smarthostPort: context.tally.port,
+      workers: 0,
+    });
+  } catch (error) {
+    console.error(error); // uvu keeps to itself what a hook throws
+    throw error;
+  }
   context.pool = new Pool({ connectionString: context.database.url, max: 2 });
 });
 test.after(async ({ database, s3, tally, fleet, pool }) => {

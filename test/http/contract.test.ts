@@ -31,25 +31,10 @@ interface OpenApi {
 }
 
 const UUID_V7 = /^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$/;
-const SUMMARY_KEYS = [
-  'id',
-  'message_id',
-  'from',
-  'to',
-  'cc',
-  'bcc',
-  'reply_to',
-  'subject',
-  'status',
-  'last_event',
-  'scheduled_at',
-  'created_at',
-  'provider_retry_count',
-  'provider_last_attempted_at',
-  'provider_next_retry_at',
-  'provider_last_error',
-  'provider_dead_lettered_at',
-];
+const SUMMARY_KEYS = (
+  'id message_id from to cc bcc reply_to subject ' +
+  'status last_event scheduled_at created_at provider_retry_count provider_last_attempted_at provider_next_retry_at provider_last_error provider_dead_lettered_at'
+).split(' ');
 const EMAIL_KEYS = [
   ...SUMMARY_KEYS,
   'content_removed_at',

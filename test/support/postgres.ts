@@ -130,6 +130,9 @@ async function giveBack(admin: string, url: string): Promise<void> {
           else execute 'delete from ' || used; end if;
         end loop;
         delete from pg_statistic where starelid >= 16384;
+        -- To the planner a table that was vacuumed is empty, one that never was may hold anything.
+        update pg_class set reltuples = -1, relpages = 0
+          where relkind = 'r' and relnamespace = 'public'::regnamespace and reltuples <> -1;
       end $$`);
     return true;
   }).catch(() => false);
@@ -152,6 +155,7 @@ async function fingerprint(client: Client): Promise<string> {
       (select concat(count(*), ':', max(oid::bigint)) from pg_proc),
       (select concat(count(*), ':', max(oid::bigint)) from pg_trigger),
       (select concat(count(*), ':', max(oid::bigint)) from pg_namespace),
+      (select string_agg(name, ',' order by name) from migration),
       (select string_agg(concat(relname, reloptions, relpersistence), ',' order by oid) from pg_class
         where relkind = 'r' and relnamespace = 'public'::regnamespace)) as print`);
   return rows[0]?.print ?? '';
