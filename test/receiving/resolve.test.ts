@@ -232,7 +232,7 @@ test('one question is asked, and it reads an index', async ({ bench, domain, dom
     }
     assert.is(questions, 20);
     assert.is((await rowsRead()) - before, 0, 'no look at the whole table, also by a kept plan');
-    await client.query('select count(*) from receiving_route');
+    await client.query('select count(target_local_part) from receiving_route');
     assert.ok((await rowsRead()) - before >= 10_000, 'such a look would have been seen');
   } finally {
     client.release();

@@ -131,7 +131,7 @@ async function giveBack(admin: string, url: string): Promise<void> {
         end loop;
         delete from pg_statistic where starelid >= 16384;
         -- To the planner a table that was vacuumed is empty, one that never was may hold anything.
-        update pg_class set reltuples = -1, relpages = 0
+        update pg_class set reltuples = -1, relpages = 0, relallvisible = 0, relallfrozen = 0
           where relkind = 'r' and relnamespace = 'public'::regnamespace and reltuples <> -1;
       end $$`);
     return true;
