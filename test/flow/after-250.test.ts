@@ -63,6 +63,11 @@ test('no second copy of anything that was taken', async () => {
   await worker.kill();
   isClosed = false;
   assert.ok(peer.messages.length >= 3);
+  // What the worker had asked for waits in Postgres, which does not notice that nobody hears the answer.
+  await holder.query(
+    `select pg_terminate_backend(pid, 5000) from pg_stat_activity
+     where datname = current_database() and wait_event_type = 'Lock'`,
+  );
   await holder.query('rollback');
   const { rows } = await holder.query("select 1 from delivery where state = 'delivered'");
   assert.is(rows.length, 0, 'Postgres knows of none');
